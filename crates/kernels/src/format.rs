@@ -1,5 +1,7 @@
 //! Number formats of weights on disk: block geometry and the exact decoding that everything else is tested against.
 
+mod decode;
+
 /// A number format of a weight matrix, as stored in GGUF or safetensors. A row of a matrix is a whole number of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -84,5 +86,20 @@ impl Format {
         }
         let want = (cols / block).checked_mul(self.block_bytes()).and_then(|row| row.checked_mul(rows));
         want.ok_or(FormatError::Size { format: self, got: 0, want: usize::MAX })
+    }
+
+    /// Decodes whole blocks: `bytes` holds the blocks of exactly `out.len()` values. This is the exact meaning of the
+    /// bytes; every packed form must agree with it.
+    ///
+    /// # Errors
+    /// [`FormatError::RaggedRow`] when `out` is not a whole number of blocks, [`FormatError::Size`] when `bytes` is not
+    /// as long as they are. Nothing is written then.
+    pub fn decode(self, bytes: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
+        let want = self.bytes(1, out.len())?;
+        if bytes.len() != want {
+            return Err(FormatError::Size { format: self, got: bytes.len(), want });
+        }
+        decode::blocks(self, bytes, out);
+        Ok(())
     }
 }
