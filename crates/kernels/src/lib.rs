@@ -12,6 +12,9 @@
 
 mod format;
 mod isa;
+mod pool;
+pub mod probe;
 
 pub use format::{Format, FormatError};
 pub use isa::{Isa, UnknownIsa};
+pub use pool::Pool;
