@@ -12,9 +12,12 @@
 
 mod format;
 mod isa;
+mod lanes;
+mod ops;
 mod pool;
 pub mod probe;
 
 pub use format::{Format, FormatError};
 pub use isa::{Isa, UnknownIsa};
+pub use ops::{Rope, RopeLayout, add, rms_norm, rms_norm_in_place, silu_mul, softmax};
 pub use pool::Pool;
