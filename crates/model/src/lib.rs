@@ -1,8 +1,9 @@
 //! Models: weight files, configurations, tokenizers and chat templates, and the architectures that turn rows of tokens
 //! into logits.
 //!
-//! Everything that depends on what a model *is* lives here: where it comes from , how its files are read
-//! ([`gguf`]), and how a forward is computed from the operations of crate `kernels`. Drafting,
-//! sampling and serving may not enter.
+//! Everything that depends on what a model *is* lives here: how its files are read ([`gguf`]), what shape it has
+//! ([`config`]), its text on both sides, and how a forward is computed from the operations of crate `kernels`.
+//! Drafting, sampling and serving may not enter.
 
+pub mod config;
 pub mod gguf;
