@@ -5,5 +5,8 @@
 //! ([`config`]), its text on both sides, and how a forward is computed from the operations of crate `kernels`.
 //! Drafting, sampling and serving may not enter.
 
+pub mod chat;
 pub mod config;
+pub mod detokenize;
 pub mod gguf;
+pub mod tokenizer;
