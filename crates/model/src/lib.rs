@@ -1,8 +1,8 @@
 //! Models: weight files, configurations, tokenizers and chat templates, and the architectures that turn rows of tokens
 //! into logits.
 //!
-//! Everything that depends on what a model *is* lives here: how its files are read ([`gguf`]), what shape it has
-//! ([`config`]), its text on both sides, and how a forward is computed from the operations of crate `kernels`.
+//! Everything that depends on what a model *is* lives here: how its files are read ([`gguf`], [`weights`]), what shape
+//! it has ([`config`]), its text on both sides, and how a forward is computed from the operations of crate `kernels`.
 //! Drafting, sampling and serving may not enter.
 
 pub mod chat;
@@ -10,3 +10,4 @@ pub mod config;
 pub mod detokenize;
 pub mod gguf;
 pub mod tokenizer;
+pub mod weights;

@@ -161,11 +161,16 @@ impl Gguf {
 
     /// The bytes of a tensor of this file.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
-        self.map.get(tensor.offset..tensor.offset + tensor.bytes).unwrap_or_default()
+        self.map.get(tensor.offset..tensor.offset.saturating_add(tensor.bytes)).unwrap_or_default()
     }
 
     /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The whole mapped file.
+    pub(crate) fn map(&self) -> &Mmap {
+        &self.map
     }
 }

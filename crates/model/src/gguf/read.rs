@@ -50,6 +50,9 @@ pub(super) fn header(bytes: &[u8], file: &str) -> Result<(Metadata, Vec<TensorIn
 }
 
 fn magic(r: &mut Reader) -> Result<(), GgufError> {
+    if crate::weights::is_git_lfs_pointer(r.bytes) {
+        return Err(r.invalid("magic", 0, "a Git LFS pointer, not the model itself; run `git lfs pull` there"));
+    }
     if r.take(4, "magic")? != b"GGUF" {
         return Err(r.invalid("magic", 0, "not a GGUF file (it does not start with the letters GGUF)"));
     }

@@ -1,0 +1,290 @@
+//! The tensors of one model, memory-mapped, under one set of names whatever file they came from.
+//!
+//! An architecture asks for a tensor by its Hugging Face name and with the shape that its config implies; it gets bytes
+//! in the format of the file, or an error naming file, tensor and what differs. Nothing is copied or converted here but
+//! norms and biases ([`Tensor::to_f32`]); packing matrices is the business of crate `kernels`.
+
+mod names;
+mod safetensors;
+
+use std::path::{Path, PathBuf};
+
+use half::slice::HalfFloatSliceExt;
+use kernels::Format;
+use memmap2::{Mmap, UncheckedAdvice};
+
+use self::safetensors::Shards;
+use crate::gguf::{Gguf, GgufError};
+
+/// What is wrong with a model's weights, and where.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// A file cannot be opened or mapped.
+    #[error("{file}: cannot read the file: {source}")]
+    Io {
+        /// The file.
+        file: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A directory has no weights in a format that can be read.
+    #[error("{dir}: there is neither model.safetensors nor model.safetensors.index.json; {hint}")]
+    NoWeights {
+        /// The directory.
+        dir: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A safetensors file or its index is broken.
+    #[error("{file}: {problem}")]
+    Broken {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The header of a GGUF file is wrong.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The model needs a tensor that is not there.
+    #[error("{file}: tensor {tensor} is missing")]
+    Missing {
+        /// The file or directory.
+        file: String,
+        /// The tensor, as the file would call it.
+        tensor: String,
+    },
+    /// A tensor has another shape than the config implies.
+    #[error("{file}: tensor {tensor} has the shape {found:?}, where the model's config needs {wanted:?}")]
+    Shape {
+        /// The file.
+        file: String,
+        /// The tensor, as the file calls it.
+        tensor: String,
+        /// The shape in the file.
+        found: Vec<usize>,
+        /// The shape asked for.
+        wanted: Vec<usize>,
+    },
+    /// A tensor's numbers are in a format that cannot be used.
+    #[error("{file}: tensor {tensor} has numbers of type {found}; {supported}")]
+    Format {
+        /// The file.
+        file: String,
+        /// The tensor, as the file calls it.
+        tensor: String,
+        /// The format in the file.
+        found: String,
+        /// What would do.
+        supported: &'static str,
+    },
+}
+
+/// The kind of file that weights came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// One GGUF file.
+    Gguf,
+    /// Safetensors files in a directory.
+    Safetensors,
+}
+
+/// One model's tensors.
+#[derive(Debug)]
+pub struct Weights {
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    Gguf(Box<Gguf>),
+    Safetensors(Shards),
+}
+
+/// A tensor, as it lies in the file.
+#[derive(Debug, Clone)]
+pub struct Tensor<'a> {
+    /// Number format.
+    pub format: Format,
+    /// Shape, slowest dimension first: a matrix is `[out, in]`.
+    pub shape: Vec<usize>,
+    /// The bytes, row after row.
+    pub data: &'a [u8],
+    file: &'a Path,
+    name: &'a str,
+}
+
+/// Where a tensor is: everything that finding it tells.
+struct Found<'a> {
+    file: &'a Path,
+    name: &'a str,
+    format: Result<Format, String>,
+    shape: &'a [usize],
+    data: &'a [u8],
+    map: &'a Mmap,
+    offset: usize,
+}
+
+impl Weights {
+    /// Maps a GGUF file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or its header is wrong.
+    pub fn open_gguf(path: &Path) -> Result<Weights, WeightsError> {
+        Ok(Weights { store: Store::Gguf(Box::new(Gguf::open(path)?)) })
+    }
+
+    /// Maps `model.safetensors` of a directory, or the files that `model.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// When there are none, or one of them cannot be read or is broken.
+    pub fn open_dir(dir: &Path) -> Result<Weights, WeightsError> {
+        Ok(Weights { store: Store::Safetensors(Shards::open(dir)?) })
+    }
+
+    /// The GGUF file, where the weights are from one: it holds config and tokenizer as well.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.store {
+            Store::Gguf(gguf) => Some(gguf),
+            Store::Safetensors(_) => None,
+        }
+    }
+
+    /// What kind of file the weights are from.
+    pub fn origin(&self) -> Origin {
+        match self.store {
+            Store::Gguf(_) => Origin::Gguf,
+            Store::Safetensors(_) => Origin::Safetensors,
+        }
+    }
+
+    /// Size of the weight files, in bytes.
+    pub fn bytes_on_disk(&self) -> u64 {
+        match &self.store {
+            Store::Gguf(gguf) => gguf.map().len() as u64,
+            Store::Safetensors(shards) => shards.bytes(),
+        }
+    }
+
+    /// Whether there is a tensor with this Hugging Face name.
+    pub fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// The tensor with this Hugging Face name, which must have the shape given (slowest dimension first).
+    ///
+    /// # Errors
+    /// When it is missing, has another shape, or a number format that cannot be used.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, WeightsError> {
+        let found = self.find(name).ok_or_else(|| self.missing(name))?;
+        let file = found.file.display().to_string();
+        if found.shape != shape {
+            let (found, name) = (found.shape.to_vec(), found.name.into());
+            return Err(WeightsError::Shape { file, tensor: name, found, wanted: shape.to_vec() });
+        }
+        match found.format {
+            Ok(format) => {
+                Ok(Tensor { format, shape: shape.to_vec(), data: found.data, file: found.file, name: found.name })
+            }
+            Err(other) => {
+                let supported = "supported in safetensors are F32, F16 and BF16";
+                Err(WeightsError::Format { file, tensor: found.name.into(), found: other, supported })
+            }
+        }
+    }
+
+    /// Tells the system that a tensor's pages are not needed any more, once it is packed. Reading them again would only
+    /// be slow.
+    pub fn release(&self, name: &str) {
+        let Some(found) = self.find(name) else { return };
+        // SAFETY: the map is a read-only map of a file, so that a dropped page is read from the file again when touched:
+        // no reference into it ever sees other bytes.
+        let advised =
+            unsafe { found.map.unchecked_advise_range(UncheckedAdvice::DontNeed, found.offset, found.data.len()) };
+        // Advice that is not taken costs memory, not correctness.
+        drop(advised);
+    }
+
+    fn find(&self, name: &str) -> Option<Found<'_>> {
+        match &self.store {
+            Store::Gguf(gguf) => {
+                let info = gguf.tensor(&names::gguf(name)?)?;
+                Some(Found {
+                    file: gguf.path(),
+                    name: &info.name,
+                    format: Ok(info.format),
+                    shape: &info.shape,
+                    data: gguf.data(info),
+                    map: gguf.map(),
+                    offset: info.offset,
+                })
+            }
+            Store::Safetensors(shards) => shards.find(name),
+        }
+    }
+
+    fn missing(&self, name: &str) -> WeightsError {
+        let (file, tensor) = match &self.store {
+            Store::Gguf(gguf) => (gguf.path(), names::gguf(name).unwrap_or_else(|| name.into())),
+            Store::Safetensors(shards) => (shards.source(), name.into()),
+        };
+        WeightsError::Missing { file: file.display().to_string(), tensor }
+    }
+}
+
+impl Tensor<'_> {
+    /// The values in f32, row after row: for norms and biases. Matrices stay in their format.
+    ///
+    /// # Errors
+    /// When the tensor is block-quantised.
+    pub fn to_f32(&self) -> Result<Vec<f32>, WeightsError> {
+        let mut out = vec![0.0f32; self.shape.iter().product()];
+        let halves = || self.data.as_chunks().0.iter().map(|&b| u16::from_le_bytes(b));
+        match self.format {
+            Format::F32 => {
+                out.iter_mut().zip(self.data.as_chunks().0).for_each(|(to, &from)| *to = f32::from_le_bytes(from));
+            }
+            Format::F16 => {
+                halves().map(half::f16::from_bits).collect::<Vec<_>>().convert_to_f32_slice(&mut out);
+            }
+            Format::BF16 => {
+                halves().map(half::bf16::from_bits).collect::<Vec<_>>().convert_to_f32_slice(&mut out);
+            }
+            other => {
+                return Err(WeightsError::Format {
+                    file: self.file.display().to_string(),
+                    tensor: self.name.into(),
+                    found: format!("{other:?}"),
+                    supported: "norms and biases must be F32, F16 or BF16",
+                });
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Maps a file for reading.
+fn map(path: &Path) -> Result<Mmap, WeightsError> {
+    let io = |source| WeightsError::Io { file: path.display().to_string(), source };
+    let file = std::fs::File::open(path).map_err(io)?;
+    // SAFETY: the map is read-only and owned by the weights. As with every mapped weight file, another process that
+    // truncates the file while it is in use would end this one with SIGBUS; files in a cache are replaced by rename.
+    unsafe { Mmap::map(&file) }.map_err(io)
+}
+
+/// Why a file is no weight file, when it is the stand-in that git leaves for large files.
+pub(crate) fn is_git_lfs_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"version https://git-lfs")
+}
+
+fn broken(file: &Path, problem: impl Into<String>) -> WeightsError {
+    WeightsError::Broken { file: file.display().to_string(), problem: problem.into() }
+}
+
+/// Path of a file beside others, from an index that nobody vouches for: a plain name, nothing that leads elsewhere.
+fn beside(dir: &Path, name: &str) -> Option<PathBuf> {
+    let mut parts = Path::new(name).components();
+    let plain =
+        matches!((parts.next(), parts.next()), (Some(std::path::Component::Normal(part)), None) if part == name);
+    plain.then(|| dir.join(name))
+}
