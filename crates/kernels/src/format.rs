@@ -81,7 +81,7 @@ impl Format {
     /// [`FormatError::RaggedRow`] when a row is not a whole number of blocks.
     pub fn bytes(self, rows: usize, cols: usize) -> Result<usize, FormatError> {
         let block = self.block_len();
-        if cols % block != 0 {
+        if !cols.is_multiple_of(block) {
             return Err(FormatError::RaggedRow { format: self, cols, block });
         }
         let want = (cols / block).checked_mul(self.block_bytes()).and_then(|row| row.checked_mul(rows));

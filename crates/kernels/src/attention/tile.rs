@@ -1,0 +1,366 @@
+//! The arithmetic of a few query heads of one row over the keys that it sees.
+
+use super::AttentionRow;
+use super::layer::{Element, PAGE, Store};
+use crate::lanes::{self, Kernel, LANES, Lanes};
+use crate::ops::exp;
+
+/// Query heads that share the loads of a key: more do not fit the registers.
+pub(super) const MAX_HEADS: usize = 4;
+/// Pages of a block, the keys between two corrections of the running softmax.
+const BLOCK_PAGES: usize = 4;
+/// Positions of a block. Blocks start at multiples of it, for every row.
+const BLOCK: usize = BLOCK_PAGES * PAGE;
+
+/// Memory of one thread, used again for every item.
+pub(super) struct Scratch<E> {
+    /// `[head_dim, heads]`.
+    pub(super) q: Vec<f32>,
+    pub(super) tiles: Gathered<E>,
+}
+
+/// The tiles of one block, brought into the order of positions.
+pub(super) struct Gathered<E> {
+    /// `[BLOCK_PAGES, head_dim, PAGE]`.
+    k: Vec<[E; PAGE]>,
+    /// `[BLOCK_PAGES, PAGE, head_dim]`.
+    v: Vec<E>,
+}
+
+impl<E: Element> Scratch<E> {
+    pub(super) fn new(head_dim: usize) -> Scratch<E> {
+        Scratch { q: vec![0.0; MAX_HEADS * head_dim], tiles: Gathered { k: Vec::new(), v: Vec::new() } }
+    }
+}
+
+/// The keys and values that one row sees through one K/V head.
+pub(super) struct Keys<'a, E> {
+    store: &'a Store<E>,
+    row: AttentionRow<'a>,
+    kv_head: usize,
+    /// The first position that the row sees.
+    first: usize,
+    gathered: &'a mut Gathered<E>,
+}
+
+/// One page of keys and values, by position.
+#[derive(Clone, Copy)]
+struct Tile<'a, E> {
+    /// `[head_dim, PAGE]`.
+    k: &'a [[E; PAGE]],
+    /// `[PAGE, head_dim]`.
+    v: &'a [E],
+    /// The places that the row sees: `start..end`. What the others hold means nothing.
+    start: usize,
+    end: usize,
+}
+
+impl<'a, E: Element> Keys<'a, E> {
+    pub(super) fn new(
+        store: &'a Store<E>,
+        row: AttentionRow<'a>,
+        kv_head: usize,
+        window: Option<usize>,
+        gathered: &'a mut Gathered<E>,
+    ) -> Keys<'a, E> {
+        let first = window.map_or(0, |window| (row.position + 1).saturating_sub(window.max(1)));
+        Keys { store, row, kv_head, first, gathered }
+    }
+
+    /// The blocks that the row sees a part of.
+    fn blocks(&self) -> std::ops::RangeInclusive<usize> {
+        self.first / BLOCK..=self.row.position / BLOCK
+    }
+
+    /// The pages of a block that the row sees a part of, as numbers of pages of its sequence.
+    fn pages(&self, block: usize) -> std::ops::RangeInclusive<usize> {
+        let (first, last) = (block * BLOCK_PAGES, block * BLOCK_PAGES + BLOCK_PAGES - 1);
+        first.max(self.first / PAGE)..=last.min(self.row.position / PAGE)
+    }
+
+    /// The places of a page that the row sees.
+    fn places(&self, page: usize) -> (usize, usize) {
+        let start = page * PAGE;
+        (self.first.saturating_sub(start), PAGE.min(self.row.position + 1 - start))
+    }
+
+    /// Whether every visible position of a page lies in the slot of its own number.
+    fn in_place(&self, page: usize) -> bool {
+        let (start, end) = self.places(page);
+        let (start, end) = (page * PAGE + start, page * PAGE + end);
+        end <= self.row.prefix || (start.max(self.row.prefix)..end).all(|p| self.row.slot(p) == p)
+    }
+
+    /// The tiles of a block, and how many there are.
+    #[inline(always)]
+    fn tiles(&mut self, block: usize) -> ([Tile<'_, E>; BLOCK_PAGES], usize) {
+        let pages = self.pages(block);
+        let first = *pages.start();
+        let mut scattered = [false; BLOCK_PAGES];
+        for page in pages.clone() {
+            scattered[page - first] = !self.in_place(page);
+            if scattered[page - first] {
+                self.gather(page, page - first);
+            }
+        }
+        let mut tiles = [Tile { k: &[], v: &[], start: 0, end: 0 }; BLOCK_PAGES];
+        let mut count = 0;
+        for page in pages {
+            let (start, end) = self.places(page);
+            let (k, v) = if scattered[count] {
+                let (rows, numbers) = (self.store.head_dim, self.store.head_dim * PAGE);
+                (&self.gathered.k[count * rows..][..rows], &self.gathered.v[count * numbers..][..numbers])
+            } else {
+                self.store.tiles(self.row.table[page], self.kv_head)
+            };
+            tiles[count] = Tile { k, v, start, end };
+            count += 1;
+        }
+        (tiles, count)
+    }
+
+    /// Copies the visible positions of a page to tile `to` of the scratch memory.
+    #[cold]
+    fn gather(&mut self, page: usize, to: usize) {
+        let head_dim = self.store.head_dim;
+        let (start, end) = self.places(page);
+        self.gathered.k.resize(BLOCK_PAGES * head_dim, [E::ZERO; PAGE]);
+        self.gathered.v.resize(BLOCK_PAGES * head_dim * PAGE, E::ZERO);
+        let to_k = &mut self.gathered.k[to * head_dim..][..head_dim];
+        let to_v = &mut self.gathered.v[to * head_dim * PAGE..][..head_dim * PAGE];
+        for place in start..end {
+            let slot = self.row.slot(page * PAGE + place);
+            let (k, v) = self.store.tiles(self.row.table[slot / PAGE], self.kv_head);
+            for (to, from) in to_k.iter_mut().zip(k) {
+                to[place] = from[slot % PAGE];
+            }
+            to_v[place * head_dim..][..head_dim].copy_from_slice(&v[slot % PAGE * head_dim..][..head_dim]);
+        }
+    }
+}
+
+/// One to [`MAX_HEADS`] query heads of one row, all of one K/V head.
+pub(super) struct Heads<'a, E> {
+    /// `[heads, head_dim]`.
+    pub(super) q: &'a [f32],
+    pub(super) scale: f32,
+    pub(super) keys: Keys<'a, E>,
+    /// Room for `[head_dim, MAX_HEADS]`.
+    pub(super) q_scaled: &'a mut [f32],
+    /// `[heads, head_dim]`.
+    pub(super) out: &'a mut [f32],
+}
+
+impl<E: Element> Kernel for Heads<'_, E> {
+    type Output = ();
+
+    /// Register tiles of heads, pages of keys and vectors of values. They change which sums run side by side, not the
+    /// order of any sum.
+    #[inline(always)]
+    fn run<S: Lanes>(self, s: S) {
+        match self.q.len() / self.keys.store.head_dim {
+            1 => attend::<S, E, 1, 4, 8>(s, self),
+            2 => attend::<S, E, 2, 2, 4>(s, self),
+            3 => attend::<S, E, 3, 1, 4>(s, self),
+            _ => attend::<S, E, 4, 1, 2>(s, self),
+        }
+    }
+}
+
+/// `H` heads: scores of `P` pages at a time, values of `C` vectors at a time.
+#[inline(always)]
+fn attend<S: Lanes, E: Element, const H: usize, const P: usize, const C: usize>(s: S, mut heads: Heads<'_, E>) {
+    let head_dim = heads.keys.store.head_dim;
+    let q = &mut heads.q_scaled.as_chunks_mut::<H>().0[..head_dim];
+    for (d, q) in q.iter_mut().enumerate() {
+        *q = std::array::from_fn(|h| heads.q[h * head_dim + d] * heads.scale);
+    }
+    let mut running = [Running { max: f32::NEG_INFINITY, sum: s.splat(0.0) }; H];
+    heads.out.fill(0.0);
+    for block in heads.keys.blocks() {
+        let (tiles, count) = heads.keys.tiles(block);
+        let tiles = &tiles[..count];
+        let mut weights = [[[f32::NEG_INFINITY; PAGE]; BLOCK_PAGES]; H];
+        scores::<S, E, H, P>(s, q, tiles, &mut weights);
+        let mut correction = [s.splat(0.0); H];
+        for h in 0..H {
+            correction[h] = running[h].step(s, &mut weights[h][..count]);
+        }
+        values::<S, E, H, C>(s, tiles, &weights, correction, heads.out);
+    }
+    for (out, running) in heads.out.chunks_exact_mut(head_dim).zip(running) {
+        let sum = lanes::sum(s, running.sum);
+        out.iter_mut().for_each(|out| *out /= sum);
+    }
+}
+
+/// The softmax of one head so far.
+#[derive(Clone, Copy)]
+struct Running<V> {
+    max: f32,
+    /// Lane by lane, over the keys at that place of their eight.
+    sum: V,
+}
+
+impl<V: Copy> Running<V> {
+    /// Takes in the scores of a block, which become weights; returns the factor on what was summed before.
+    #[inline(always)]
+    fn step<S: Lanes<V = V>>(&mut self, s: S, scores: &mut [[f32; PAGE]]) -> V {
+        let (vectors, _) = scores.as_flattened_mut().as_chunks_mut::<LANES>();
+        let mut max = s.splat(self.max);
+        for scores in vectors.iter() {
+            max = s.max(max, s.load(scores));
+        }
+        let max = lanes::largest(s, max);
+        let correction = exp(s, s.splat(self.max - max));
+        let (mut sum, max_lanes) = (s.mul(self.sum, correction), s.splat(max));
+        for scores in vectors {
+            let weight = exp(s, s.sub(s.load(scores), max_lanes));
+            sum = s.add(sum, weight);
+            s.store(weight, scores);
+        }
+        *self = Running { max, sum };
+        correction
+    }
+}
+
+/// Writes the scores of the visible keys of all tiles; those of the others stay as they are.
+#[inline(always)]
+fn scores<S: Lanes, E: Element, const H: usize, const P: usize>(
+    s: S,
+    q: &[[f32; H]],
+    tiles: &[Tile<'_, E>],
+    to: &mut [[[f32; PAGE]; BLOCK_PAGES]; H],
+) {
+    let (groups, rest) = tiles.as_chunks::<P>();
+    for (i, group) in groups.iter().enumerate() {
+        page_scores::<S, E, H, P>(s, q, group, i * P, to);
+    }
+    for (i, tile) in rest.iter().enumerate() {
+        page_scores::<S, E, H, 1>(s, q, &[*tile], groups.len() * P + i, to);
+    }
+}
+
+#[inline(always)]
+fn page_scores<S: Lanes, E: Element, const H: usize, const P: usize>(
+    s: S,
+    q: &[[f32; H]],
+    tiles: &[Tile<'_, E>; P],
+    at: usize,
+    to: &mut [[[f32; PAGE]; BLOCK_PAGES]; H],
+) {
+    let keys = tiles.map(|tile| &tile.k[..q.len()]);
+    let mut sums = [[[s.splat(0.0); 2]; P]; H];
+    for d in 0..q.len() {
+        for p in 0..P {
+            let (k, _) = keys[p][d].as_chunks::<LANES>();
+            let k = [E::load(s, &k[0]), E::load(s, &k[1])];
+            for h in 0..H {
+                let q = s.splat(q[d][h]);
+                sums[h][p] = [s.mul_add(q, k[0], sums[h][p][0]), s.mul_add(q, k[1], sums[h][p][1])];
+            }
+        }
+    }
+    for h in 0..H {
+        for p in 0..P {
+            let mut all = [0.0; PAGE];
+            let (halves, _) = all.as_chunks_mut::<LANES>();
+            s.store(sums[h][p][0], &mut halves[0]);
+            s.store(sums[h][p][1], &mut halves[1]);
+            let (start, end) = (tiles[p].start, tiles[p].end);
+            if end - start == PAGE {
+                to[h][at + p] = all;
+            } else {
+                to[h][at + p][start..end].copy_from_slice(&all[start..end]);
+            }
+        }
+    }
+}
+
+/// `out = out * correction + Σ weight * value` over the visible places of all tiles, in order.
+#[inline(always)]
+fn values<S: Lanes, E: Element, const H: usize, const C: usize>(
+    s: S,
+    tiles: &[Tile<'_, E>],
+    weights: &[[[f32; PAGE]; BLOCK_PAGES]; H],
+    correction: [S::V; H],
+    out: &mut [f32],
+) {
+    let head_dim = out.len() / H;
+    let mut at = 0;
+    while at + C * LANES <= head_dim {
+        columns::<S, E, H, C>(s, tiles, weights, correction, out, at);
+        at += C * LANES;
+    }
+    while at + LANES <= head_dim {
+        columns::<S, E, H, 1>(s, tiles, weights, correction, out, at);
+        at += LANES;
+    }
+    if at < head_dim {
+        last_columns(s, tiles, weights, correction, out, at);
+    }
+}
+
+/// The `C * LANES` columns from `at` on.
+#[inline(always)]
+fn columns<S: Lanes, E: Element, const H: usize, const C: usize>(
+    s: S,
+    tiles: &[Tile<'_, E>],
+    weights: &[[[f32; PAGE]; BLOCK_PAGES]; H],
+    correction: [S::V; H],
+    out: &mut [f32],
+    at: usize,
+) {
+    let head_dim = out.len() / H;
+    let mut sums = [[s.splat(0.0); C]; H];
+    for h in 0..H {
+        let (out, _) = out[h * head_dim + at..].as_chunks::<LANES>();
+        for c in 0..C {
+            sums[h][c] = s.mul(s.load(&out[c]), correction[h]);
+        }
+    }
+    for (t, tile) in tiles.iter().enumerate() {
+        let rows = tile.v[tile.start * head_dim..tile.end * head_dim].chunks_exact(head_dim);
+        for (place, row) in (tile.start..tile.end).zip(rows) {
+            let (v, _) = row[at..at + C * LANES].as_chunks::<LANES>();
+            let v: [S::V; C] = std::array::from_fn(|c| E::load(s, &v[c]));
+            for h in 0..H {
+                let weight = s.splat(weights[h][t][place]);
+                for c in 0..C {
+                    sums[h][c] = s.mul_add(weight, v[c], sums[h][c]);
+                }
+            }
+        }
+    }
+    for h in 0..H {
+        let (out, _) = out[h * head_dim + at..].as_chunks_mut::<LANES>();
+        for c in 0..C {
+            s.store(sums[h][c], &mut out[c]);
+        }
+    }
+}
+
+/// The columns from `at` on, fewer than [`LANES`].
+#[inline(always)]
+fn last_columns<S: Lanes, E: Element, const H: usize>(
+    s: S,
+    tiles: &[Tile<'_, E>],
+    weights: &[[[f32; PAGE]; BLOCK_PAGES]; H],
+    correction: [S::V; H],
+    out: &mut [f32],
+    at: usize,
+) {
+    for (h, out) in out.chunks_exact_mut(out.len() / H).enumerate() {
+        let head_dim = out.len();
+        let out = &mut out[at..];
+        let mut sum = s.mul(lanes::load_part(s, out), correction[h]);
+        for (weights, tile) in weights[h].iter().zip(tiles) {
+            for (place, &weight) in weights.iter().enumerate().take(tile.end).skip(tile.start) {
+                let mut v = [E::ZERO; LANES];
+                v[..out.len()].copy_from_slice(&tile.v[place * head_dim + at..][..out.len()]);
+                sum = s.mul_add(s.splat(weight), E::load(s, &v), sum);
+            }
+        }
+        lanes::store_part(s, sum, out);
+    }
+}
