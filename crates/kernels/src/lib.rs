@@ -10,14 +10,22 @@
 //!
 //! All `unsafe` of the project lives here (and in the mmap of weight files).
 
+mod attention;
+mod activations;
+mod aligned;
 mod format;
 mod isa;
 mod lanes;
+mod matrix;
 mod ops;
 mod pool;
 pub mod probe;
+mod simd;
 
+pub use attention::{Attention, AttentionRow, KvFormat, KvLayer, KvSlot, PAGE, Strided};
+pub use activations::Activations;
 pub use format::{Format, FormatError};
 pub use isa::{Isa, UnknownIsa};
+pub use matrix::{Compute, Matrix, PackError, Product, multiply};
 pub use ops::{Rope, RopeLayout, add, rms_norm, rms_norm_in_place, silu_mul, softmax};
 pub use pool::Pool;

@@ -1,0 +1,338 @@
+//! The body of every product: one panel of weights by a tile of rows, in registers.
+//!
+//! For an output, the sum runs over the inputs from first to last in one chain of fused steps. How many rows a tile
+//! has, and whether its weights come from the packed panel or from the unpacked copy in the cache, changes no step of
+//! that chain: this is where promise 1 is kept.
+
+use std::ops::Range;
+
+use super::BLOCK;
+use super::quant::{Block, Quant, vectors};
+use crate::activations::BlockScale;
+use crate::simd::Simd;
+
+/// Rows that run over one unpacked panel before the next: their bytes stay in the second-level cache.
+const STRETCH: usize = 128;
+
+/// The rows on the left side.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub(super) rows: usize,
+    pub(super) inputs: usize,
+    pub(super) values: *const f32,
+    pub(super) bytes: *const i8,
+    pub(super) scales: *const BlockScale,
+}
+
+/// Where results go: row `r`, output `o` at `start + r * stride + o`.
+#[derive(Clone, Copy)]
+pub(super) struct Out {
+    pub(super) start: *mut f32,
+    pub(super) stride: usize,
+    pub(super) outputs: usize,
+    /// Added to what is there rather than stored.
+    pub(super) accumulate: bool,
+}
+
+/// Rows of the tiles that `rows` rows are cut into, as even as they get, at most `most` each.
+fn tile_sizes(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let tiles = rows.div_ceil(most).max(1);
+    (0..tiles).map(move |tile| rows * tile / tiles..rows * (tile + 1) / tiles)
+}
+
+/// Writes one tile's results for one panel.
+#[inline(always)]
+unsafe fn store<S: Simd, const R: usize>(sums: [S::Floats; R], row: usize, panel: usize, out: Out) {
+    let first = panel * S::LANES;
+    let width = (out.outputs - first).min(S::LANES);
+    for (r, &sum) in sums.iter().enumerate() {
+        // SAFETY: the caller's rows and this panel's outputs are inside the result.
+        unsafe {
+            let to = out.start.add((row + r) * out.stride + first);
+            let mut lanes = [0.0f32; 16];
+            if width == S::LANES && !out.accumulate {
+                S::store_floats(to, sum);
+                continue;
+            }
+            S::store_floats(lanes.as_mut_ptr(), sum);
+            for (lane, &value) in lanes[..width].iter().enumerate() {
+                let to = to.add(lane);
+                *to = if out.accumulate { *to + value } else { value };
+            }
+        }
+    }
+}
+
+/// An unpacked panel: per block eight vectors, and the scales in f32.
+struct Unpacked {
+    weights: *mut u8,
+    scales: *mut f32,
+}
+
+impl Unpacked {
+    /// Room for `blocks` blocks of a panel in `room`.
+    fn new<S: Simd>(room: &mut Vec<u64>, blocks: usize) -> Unpacked {
+        let weights = blocks * 32 * S::LANES;
+        let scales = blocks * 3 * S::LANES * size_of::<f32>();
+        let need = (weights + scales + 64) / size_of::<u64>() + 1;
+        if room.len() < need {
+            room.resize(need, 0);
+        }
+        let start = room.as_mut_ptr().cast::<u8>();
+        // SAFETY: 64 bytes were added for the alignment, so both parts stay inside.
+        let weights_start = unsafe { start.add(start.align_offset(64)) };
+        // SAFETY: as above; the weights' length is a multiple of 64, so the scales are aligned too.
+        Unpacked { weights: weights_start, scales: unsafe { weights_start.add(weights).cast() } }
+    }
+
+    #[inline(always)]
+    unsafe fn put<S: Simd, Q: Quant>(&self, at: usize, block: Block<S>) {
+        // SAFETY: the caller's `at` is below the blocks that there is room for.
+        unsafe {
+            let weights = self.weights.add(at * 32 * S::LANES);
+            for (j, &vector) in block.weights.iter().enumerate() {
+                S::store_bytes(weights.add(4 * S::LANES * j), vector);
+            }
+            let scales = self.scales.add(at * 3 * S::LANES);
+            S::store_floats(scales, block.scale[0]);
+            S::store_floats(scales.add(S::LANES), if Q::HALVES { block.scale[1] } else { block.min });
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn get<S: Simd, Q: Quant>(&self, at: usize) -> Block<S> {
+        // SAFETY: the caller's `at` has been put.
+        unsafe {
+            let weights = vectors::<S>(self.weights.add(at * 32 * S::LANES));
+            let scales = self.scales.add(at * 3 * S::LANES);
+            let (first, second) = (S::floats(scales), S::floats(scales.add(S::LANES)));
+            if Q::HALVES {
+                Block { weights, scale: [first, second], min: first }
+            } else {
+                Block { weights, scale: [first; 2], min: second }
+            }
+        }
+    }
+}
+
+/// Adds one block's products to the sums of one row.
+#[inline(always)]
+unsafe fn step<S: Simd, Q: Quant>(sum: S::Floats, block: &Block<S>, bytes: *const i8, x: BlockScale) -> S::Floats {
+    // SAFETY: the caller's `bytes` is valid for a block, and the machine runs `S`.
+    unsafe {
+        let scale = S::splat(x.scale);
+        if Q::HALVES {
+            let (first, last) = block.weights.split_at(4);
+            let first: &[S::Bytes; 4] = &*first.as_ptr().cast();
+            let last: &[S::Bytes; 4] = &*last.as_ptr().cast();
+            let low = S::dot_signed::<4, 4>(first, bytes, x.halves[0]);
+            let sum = S::fma(low, S::mul(block.scale[0], scale), sum);
+            let high = S::dot_signed::<4, 4>(last, bytes.add(16), x.halves[1]);
+            return S::fma(high, S::mul(block.scale[1], scale), sum);
+        }
+        let products = if Q::SIGNED {
+            S::dot_signed::<8, 1>(&block.weights, bytes, x.halves[0] + x.halves[1])
+        } else if Q::RUN == 8 {
+            S::dot::<8, 8>(&block.weights, bytes)
+        } else {
+            S::dot::<8, 4>(&block.weights, bytes)
+        };
+        let sum = S::fma(products, S::mul(block.scale[0], scale), sum);
+        if Q::MIN { S::fma(block.min, S::splat(x.sum), sum) } else { sum }
+    }
+}
+
+/// `R` rows from `row` on by one panel, packed or unpacked.
+#[inline(always)]
+unsafe fn quantised_tile<S: Simd, Q: Quant, const R: usize>(
+    panel: *const u8,
+    unpacked: Option<&Unpacked>,
+    x: Left,
+    row: usize,
+) -> [S::Floats; R] {
+    let blocks = x.inputs / BLOCK;
+    // SAFETY: the machine runs `S`; the panel holds `inputs` inputs and the left side rows `row..row + R`.
+    unsafe {
+        let mut sums = [S::splat(0.0); R];
+        let bytes = x.bytes.add(row * x.inputs);
+        let scales = x.scales.add(row * blocks);
+        for chunk in 0..blocks / Q::BLOCKS {
+            let packed = panel.add(chunk * Q::chunk_bytes(S::LANES));
+            for part in 0..Q::BLOCKS {
+                let at = chunk * Q::BLOCKS + part;
+                let block = match unpacked {
+                    Some(unpacked) => unpacked.get::<S, Q>(at),
+                    None => Q::load::<S>(packed, part),
+                };
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let x_block = *scales.add(r * blocks + at);
+                    *sum = step::<S, Q>(*sum, &block, bytes.add(r * x.inputs + at * BLOCK), x_block);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// All rows by the panels `panels` of a quantised matrix.
+///
+/// # Safety
+/// The machine runs `S`; `weights` holds panels of `x.inputs` inputs up to `panels.end`; `out` has room for all rows
+/// and outputs, of which nobody else touches these.
+#[inline(always)]
+pub(super) unsafe fn quantised<S: Simd, Q: Quant>(
+    weights: *const u8,
+    panels: Range<usize>,
+    x: Left,
+    out: Out,
+    room: &mut Vec<u64>,
+) {
+    let blocks = x.inputs / BLOCK;
+    let panel_bytes = blocks / Q::BLOCKS * Q::chunk_bytes(S::LANES);
+    let copy = (x.rows > S::ROWS).then(|| Unpacked::new::<S>(room, blocks));
+    for start in (0..x.rows).step_by(STRETCH) {
+        let rows = (x.rows - start).min(STRETCH);
+        for panel in panels.clone() {
+            // SAFETY: by the contract; every row and block index is below the sizes that `x` and the panel have.
+            unsafe {
+                let packed = weights.add(panel * panel_bytes);
+                if let Some(copy) = &copy {
+                    unpack::<S, Q>(packed, copy, blocks);
+                }
+                for tile in tile_sizes(rows, S::ROWS) {
+                    let row = start + tile.start;
+                    macro_rules! tile {
+                        ($r:literal) => {{
+                            let sums = quantised_tile::<S, Q, $r>(packed, copy.as_ref(), x, row);
+                            store::<S, $r>(sums, row, panel, out)
+                        }};
+                    }
+                    match tile.len() {
+                        1 => tile!(1),
+                        2 => tile!(2),
+                        3 => tile!(3),
+                        4 => tile!(4),
+                        5 if S::ROWS > 4 => tile!(5),
+                        6 if S::ROWS > 4 => tile!(6),
+                        7 if S::ROWS > 4 => tile!(7),
+                        _ if S::ROWS > 4 => tile!(8),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn unpack<S: Simd, Q: Quant>(packed: *const u8, copy: &Unpacked, blocks: usize) {
+    for chunk in 0..blocks / Q::BLOCKS {
+        for part in 0..Q::BLOCKS {
+            // SAFETY: the caller's panel and copy both have `blocks` blocks.
+            unsafe {
+                let block = Q::load::<S>(packed.add(chunk * Q::chunk_bytes(S::LANES)), part);
+                copy.put::<S, Q>(chunk * Q::BLOCKS + part, block);
+            }
+        }
+    }
+}
+
+/// How a dense format reads the weights of one input.
+pub(super) trait Dense {
+    /// Bytes a number.
+    const BYTES: usize;
+    /// Reads `LANES` numbers.
+    ///
+    /// # Safety
+    /// As for [`Simd`].
+    unsafe fn read<S: Simd>(from: *const u8) -> S::Floats;
+}
+
+macro_rules! dense {
+    ($name:ident, $bytes:literal, $read:ident, $cast:ty) => {
+        #[doc = concat!("Weights of ", stringify!($bytes), " bytes.")]
+        pub(super) struct $name;
+        impl Dense for $name {
+            const BYTES: usize = $bytes;
+            #[inline(always)]
+            unsafe fn read<S: Simd>(from: *const u8) -> S::Floats {
+                // SAFETY: the contract is the same.
+                unsafe { S::$read(from.cast::<$cast>()) }
+            }
+        }
+    };
+}
+dense!(F32, 4, floats, f32);
+dense!(F16, 2, halves, u8);
+dense!(BF16, 2, bfloats, u8);
+
+/// `R` rows from `row` on by `P` panels of a dense matrix.
+#[inline(always)]
+unsafe fn dense_tile<S: Simd, D: Dense, const R: usize, const P: usize>(
+    panel: *const u8,
+    panel_bytes: usize,
+    x: Left,
+    row: usize,
+) -> [[S::Floats; R]; P] {
+    // SAFETY: the machine runs `S`; the `P` panels hold `inputs` inputs and the left side rows `row..row + R`.
+    unsafe {
+        let mut sums = [[S::splat(0.0); R]; P];
+        let values = x.values.add(row * x.inputs);
+        for i in 0..x.inputs {
+            let mut weights = [S::splat(0.0); P];
+            for (p, weights) in weights.iter_mut().enumerate() {
+                *weights = D::read::<S>(panel.add(p * panel_bytes + i * S::LANES * D::BYTES));
+            }
+            for r in 0..R {
+                let value = S::splat(*values.add(r * x.inputs + i));
+                for p in 0..P {
+                    sums[p][r] = S::fma(weights[p], value, sums[p][r]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// All rows by the panels `panels` of a dense matrix.
+///
+/// # Safety
+/// As for [`quantised`].
+#[inline(always)]
+pub(super) unsafe fn dense<S: Simd, D: Dense>(weights: *const u8, panels: Range<usize>, x: Left, out: Out) {
+    let panel_bytes = x.inputs * S::LANES * D::BYTES;
+    let mut panel = panels.start;
+    while panel < panels.end {
+        let pair = panel + 1 < panels.end;
+        for tile in tile_sizes(x.rows, S::DENSE_ROWS) {
+            macro_rules! tile {
+                ($r:literal) => {
+                    // SAFETY: by the contract; the tile's rows and panels exist.
+                    unsafe {
+                        let from = weights.add(panel * panel_bytes);
+                        if pair {
+                            let [first, second] = dense_tile::<S, D, $r, 2>(from, panel_bytes, x, tile.start);
+                            store::<S, $r>(first, tile.start, panel, out);
+                            store::<S, $r>(second, tile.start, panel + 1, out);
+                        } else {
+                            let [only] = dense_tile::<S, D, $r, 1>(from, panel_bytes, x, tile.start);
+                            store::<S, $r>(only, tile.start, panel, out);
+                        }
+                    }
+                };
+            }
+            match tile.len() {
+                1 => tile!(1),
+                2 => tile!(2),
+                3 => tile!(3),
+                4 => tile!(4),
+                5 if S::DENSE_ROWS > 4 => tile!(5),
+                6 if S::DENSE_ROWS > 4 => tile!(6),
+                7 if S::DENSE_ROWS > 6 => tile!(7),
+                8 if S::DENSE_ROWS > 6 => tile!(8),
+                _ => {}
+            }
+        }
+        panel += if pair { 2 } else { 1 };
+    }
+}
