@@ -75,7 +75,12 @@ impl Attention {
         out: Strided<&mut [f32]>,
     ) {
         let width = self.heads * layer.head_dim();
-        assert!(self.heads.is_multiple_of(layer.kv_heads()), "{} heads over {} K/V heads", self.heads, layer.kv_heads());
+        assert!(
+            self.heads.is_multiple_of(layer.kv_heads()),
+            "{} heads over {} K/V heads",
+            self.heads,
+            layer.kv_heads()
+        );
         assert!(q.stride >= width && out.stride >= width, "rows of {} and {} for {width}", q.stride, out.stride);
         on_store!(layer, store => self.attend_in(pool, isa, store, rows, &q, out));
     }
@@ -89,7 +94,7 @@ impl Attention {
         q: &Strided<&[f32]>,
         out: Strided<&mut [f32]>,
     ) {
-        let split = Split::new(rows.len() * store.kv_heads, self.heads / store.kv_heads, pool.threads());
+        let split = Split::new(rows.len(), store.kv_heads, self.heads / store.kv_heads, pool.threads());
         let out_stride = out.stride;
         let out = Disjoint::new(out.data);
         let next = AtomicUsize::new(0);
@@ -100,7 +105,7 @@ impl Attention {
                 if item >= split.items() {
                     break;
                 }
-                let (row, first_head, count) = split.item(item, store.kv_heads);
+                let (row, first_head, count) = split.item(item);
                 let columns = first_head * store.head_dim..(first_head + count) * store.head_dim;
                 let start = row * out_stride;
                 // SAFETY: an item is one row and a range of its heads; no two items share a head of a row.
@@ -116,8 +121,8 @@ impl Attention {
 
 /// How rows and heads are cut into items of work. A head's arithmetic is the same in any cut.
 struct Split {
-    /// Pairs of a row and a K/V head.
-    pairs: usize,
+    rows: usize,
+    kv_heads: usize,
     /// Query heads of one K/V head.
     group: usize,
     /// Query heads of one item, which share its loads of keys and values; the last item of a group may have fewer.
@@ -126,22 +131,23 @@ struct Split {
 
 impl Split {
     /// The cut that ends soonest, if an item costs as much as its heads and one more for the loads that they share.
-    fn new(pairs: usize, group: usize, threads: usize) -> Split {
-        let time = |heads: &usize| (pairs * group.div_ceil(*heads)).div_ceil(threads) * (heads + 1);
+    fn new(rows: usize, kv_heads: usize, group: usize, threads: usize) -> Split {
+        let time = |heads: &usize| (rows * kv_heads * group.div_ceil(*heads)).div_ceil(threads) * (heads + 1);
         let heads = (1..=MAX_HEADS.min(group)).rev().min_by_key(time).unwrap_or(1);
-        Split { pairs, group, heads }
+        Split { rows, kv_heads, group, heads }
     }
 
     fn items(&self) -> usize {
-        self.pairs * self.group.div_ceil(self.heads)
+        self.rows * self.kv_heads * self.group.div_ceil(self.heads)
     }
 
-    /// The row, the first query head and the number of heads of an item.
-    fn item(&self, item: usize, kv_heads: usize) -> (usize, usize, usize) {
+    /// The row, the first query head and the number of heads of an item. Items of one K/V head follow each other: rows
+    /// of the same sequence then find its keys and values in the cache.
+    fn item(&self, item: usize) -> (usize, usize, usize) {
         let parts = self.group.div_ceil(self.heads);
-        let (pair, part) = (item / parts, item % parts);
+        let (kv_head, row, part) = (item / parts / self.rows, item / parts % self.rows, item % parts);
         let first = part * self.heads;
-        (pair / kv_heads, pair % kv_heads * self.group + first, self.heads.min(self.group - first))
+        (row, kv_head * self.group + first, self.heads.min(self.group - first))
     }
 }
 
@@ -153,9 +159,9 @@ mod tests {
     fn every_head_of_every_row_is_in_one_item() {
         for (rows, kv_heads, group, threads) in [(1, 3, 3, 2), (1, 1, 9, 4), (5, 2, 7, 2), (8, 4, 1, 3), (2, 1, 4, 64)]
         {
-            let split = Split::new(rows * kv_heads, group, threads);
+            let split = Split::new(rows, kv_heads, group, threads);
             let mut seen = vec![0; rows * kv_heads * group];
-            for (row, first, count) in (0..split.items()).map(|item| split.item(item, kv_heads)) {
+            for (row, first, count) in (0..split.items()).map(|item| split.item(item)) {
                 assert_eq!(first / group, (first + count - 1) / group, "an item has one K/V head");
                 (first..first + count).for_each(|head| seen[row * kv_heads * group + head] += 1);
             }

@@ -47,6 +47,8 @@ pub(crate) trait Lanes: Copy {
     fn exp2(self, n: Self::V) -> Self::V;
     /// Rotates the four pairs of neighbouring lanes `(a, b)` by four angles: `(a cos - b sin, b cos + a sin)`.
     fn rotate_pairs(self, v: Self::V, cos: &[f32; LANES / 2], sin: &[f32; LANES / 2]) -> Self::V;
+    /// Asks for the cache line of `at`, to be read soon.
+    fn prefetch<T>(self, at: &T);
 }
 
 /// A kernel's arguments and its body. The body and everything it calls are `#[inline(always)]`: only what is inlined

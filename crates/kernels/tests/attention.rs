@@ -143,12 +143,17 @@ impl Case {
         out
     }
 
+    /// The slots that a row sees, in the order of positions.
+    fn seen(&self, row: usize) -> Vec<usize> {
+        let path: &[u32] = if row == 0 { &[] } else { &self.paths[row - 1] };
+        let slots: Vec<usize> = (0..self.shape.prefix).chain(path.iter().map(|&s| s as usize)).collect();
+        slots[slots.len().saturating_sub(self.shape.window.unwrap_or(usize::MAX))..].to_vec()
+    }
+
     /// What a row's result should be, in f64 over the stored numbers.
     fn reference(&self, row: usize) -> Vec<f64> {
-        let Shape { kv_heads, group, head_dim, prefix, window, .. } = self.shape;
-        let path: &[u32] = if row == 0 { &[] } else { &self.paths[row - 1] };
-        let slots: Vec<usize> = (0..prefix).chain(path.iter().map(|&s| s as usize)).collect();
-        let slots = &slots[slots.len().saturating_sub(window.unwrap_or(usize::MAX))..];
+        let Shape { kv_heads, group, head_dim, .. } = self.shape;
+        let slots = self.seen(row);
         let at = |numbers: &[f32], slot: usize, kv_head: usize, d: usize| {
             let x = numbers[(slot * kv_heads + kv_head) * head_dim + d];
             f64::from(if self.shape.format == KvFormat::F16 { f16::from_f32(x).to_f32() } else { x })
@@ -212,6 +217,27 @@ proptest! {
                     prop_assert_eq!(alone, &want[row * width..][..width]);
                 }
             }
+        }
+    }
+
+    /// Whatever lies in the slots that a row does not see: other branches, positions before the window, unwritten ones.
+    #[test]
+    fn what_a_row_does_not_see_has_no_effect(shape in shape(), row in 0..=NODES) {
+        for isa in Isa::available() {
+            let mut case = Case::new(shape.clone(), isa);
+            let width = case.width();
+            let q = case.q[row * width..][..width].to_vec();
+            let want = bits(&case.attend(&pool(1), isa, &case.rows()[row..=row], &q));
+            prop_assert!(want.iter().all(|&x| f32::from_bits(x).is_finite()));
+
+            let seen = case.seen(row);
+            let kv_width = shape.kv_heads * shape.head_dim;
+            for slot in (0..shape.prefix + NODES).filter(|slot| !seen.contains(slot)) {
+                case.k[slot * kv_width..][..kv_width].fill(f32::NAN);
+                case.v[slot * kv_width..][..kv_width].fill(f32::NAN);
+            }
+            case.write(&pool(1), isa, 0..shape.prefix + NODES);
+            prop_assert_eq!(&bits(&case.attend(&pool(2), isa, &case.rows()[row..=row], &q)), &want);
         }
     }
 

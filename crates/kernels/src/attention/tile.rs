@@ -53,6 +53,10 @@ struct Tile<'a, E> {
     /// The places that the row sees: `start..end`. What the others hold means nothing.
     start: usize,
     end: usize,
+    /// The tiles of the same place in the next block, to be asked for early: pages lie scattered, which the machine's
+    /// own prefetching cannot follow. Those of this tile where there is none.
+    next_k: &'a [[E; PAGE]],
+    next_v: &'a [E],
 }
 
 impl<'a, E: Element> Keys<'a, E> {
@@ -103,7 +107,7 @@ impl<'a, E: Element> Keys<'a, E> {
                 self.gather(page, page - first);
             }
         }
-        let mut tiles = [Tile { k: &[], v: &[], start: 0, end: 0 }; BLOCK_PAGES];
+        let mut tiles = [Tile { k: &[], v: &[], start: 0, end: 0, next_k: &[], next_v: &[] }; BLOCK_PAGES];
         let mut count = 0;
         for page in pages {
             let (start, end) = self.places(page);
@@ -113,7 +117,12 @@ impl<'a, E: Element> Keys<'a, E> {
             } else {
                 self.store.tiles(self.row.table[page], self.kv_head)
             };
-            tiles[count] = Tile { k, v, start, end };
+            let next = page + BLOCK_PAGES;
+            let (next_k, next_v) = match self.row.table.get(next) {
+                Some(&id) if next <= self.row.position / PAGE => self.store.tiles(id, self.kv_head),
+                _ => (k, v),
+            };
+            tiles[count] = Tile { k, v, start, end, next_k, next_v };
             count += 1;
         }
         (tiles, count)
@@ -250,9 +259,11 @@ fn page_scores<S: Lanes, E: Element, const H: usize, const P: usize>(
     to: &mut [[[f32; PAGE]; BLOCK_PAGES]; H],
 ) {
     let keys = tiles.map(|tile| &tile.k[..q.len()]);
+    let next = tiles.map(|tile| &tile.next_k[..q.len()]);
     let mut sums = [[[s.splat(0.0); 2]; P]; H];
     for d in 0..q.len() {
         for p in 0..P {
+            s.prefetch(&next[p][d]);
             let (k, _) = keys[p][d].as_chunks::<LANES>();
             let k = [E::load(s, &k[0]), E::load(s, &k[1])];
             for h in 0..H {
@@ -320,8 +331,13 @@ fn columns<S: Lanes, E: Element, const H: usize, const C: usize>(
         }
     }
     for (t, tile) in tiles.iter().enumerate() {
-        let rows = tile.v[tile.start * head_dim..tile.end * head_dim].chunks_exact(head_dim);
-        for (place, row) in (tile.start..tile.end).zip(rows) {
+        let seen = tile.start * head_dim..tile.end * head_dim;
+        let rows = tile.v[seen.clone()].chunks_exact(head_dim);
+        let next_rows = tile.next_v[seen].chunks_exact(head_dim);
+        for ((place, row), next_row) in (tile.start..tile.end).zip(rows).zip(next_rows) {
+            for line in next_row[at..at + C * LANES].chunks(64 / size_of::<E>()) {
+                s.prefetch(&line[0]);
+            }
             let (v, _) = row[at..at + C * LANES].as_chunks::<LANES>();
             let v: [S::V; C] = std::array::from_fn(|c| E::load(s, &v[c]));
             for h in 0..H {

@@ -104,4 +104,9 @@ impl Lanes for Avx2 {
             _mm256_fmaddsub_ps(v, cos, _mm256_mul_ps(swapped, sin))
         })
     }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: &T) {
+        proven!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()));
+    }
 }
