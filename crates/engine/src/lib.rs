@@ -1,1 +1,24 @@
-//! (skeleton)
+//! Requests, sampling and the step: from a prompt to its tokens.
+//!
+//! The room for what a request is, how its next token is chosen from a row of logits, and the one function that commits
+//! a token. It knows the model by its `forward` and the tokenizer by its incremental decoder; HTTP, JSON and the
+//! terminal may not enter.
+//!
+//! Two rules bind it. A token is a function of the model, the prompt, the sampling parameters and the seed alone: the
+//! noise is keyed ([`gumbel`]), and nothing here looks at batch mates, at a clock or at a thread. And every token,
+//! drafted or not, is committed one by one through the same function.
+
+mod history;
+mod math;
+mod noise;
+mod params;
+mod process;
+mod sampler;
+mod stop;
+
+pub use history::History;
+pub use noise::{BLOCK, MAX_GUMBEL, MIN_GUMBEL, NoiseKey, gumbel};
+pub use params::{ParamsError, SamplingParams};
+pub use process::Scratch;
+pub use sampler::{SampleError, Sampled, Sampler};
+pub use stop::{Released, StopMatcher};

@@ -1,0 +1,218 @@
+//! From a row of logits to a token.
+
+use crate::history::History;
+use crate::math::{ln, sum_exp};
+use crate::noise::{BLOCK, BlockNoise, MAX_GUMBEL, NoiseKey};
+use crate::params::SamplingParams;
+use crate::process::{self, Scratch};
+
+/// Logits that no token can be sampled from; they end the request.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// A logit is NaN or +∞.
+    #[error("the logit of token {token} is {value}: the forward went wrong, or the weights hold values out of range")]
+    NotFinite {
+        /// The first such token.
+        token: usize,
+        /// Its logit.
+        value: f32,
+    },
+    /// Every logit is −∞.
+    #[error("none of the {vocab} tokens is allowed: every logit is -inf, or min_tokens and stop_tokens ban them all")]
+    NoToken {
+        /// Length of the row.
+        vocab: usize,
+    },
+}
+
+/// A token, as the target chose it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability in the model's own distribution; `None` unless asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens and their log-probabilities, best first; empty unless asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Chooses the tokens of one request.
+///
+/// The same logits, history and position give the same token, bit for bit, whatever else happens in the engine.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    end_tokens: Vec<u32>,
+    key: NoiseKey,
+}
+
+impl Sampler {
+    /// The sampler of choice number `choice` of a request with validated `params`, for a model that ends its output
+    /// with one of `eos`.
+    pub fn new(params: SamplingParams, eos: &[u32], choice: u32) -> Self {
+        let mut end_tokens = params.stop_tokens.clone();
+        if !params.ignore_eos {
+            end_tokens.extend_from_slice(eos);
+        }
+        let key = NoiseKey { seed: params.seed, choice };
+        Self { params, end_tokens, key }
+    }
+
+    /// What the client asked for.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// Key of the noise that tokens are drawn with; a drafter that drafts with it is coupled to the target.
+    pub fn noise_key(&self) -> NoiseKey {
+        self.key
+    }
+
+    /// Whether this token ends the output, by itself.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.end_tokens.contains(&token)
+    }
+
+    /// Samples the token at absolute `position` from the raw `logits` `[vocab]` of the row before it, given the
+    /// `history` of all tokens before it.
+    ///
+    /// At temperature 0 the greatest processed logit wins, the lower id if equal; otherwise the greatest sum of
+    /// processed logit and keyed noise. Log-probabilities are those of the model itself, log-softmax of the logits as
+    /// given, before penalties, bias, temperature and truncation (what vLLM calls raw logprobs).
+    ///
+    /// # Errors
+    /// [`SampleError`] if a logit is NaN or +∞ or none is finite; the request is to end with it.
+    pub fn sample(
+        &self,
+        logits: &[f32],
+        history: &History,
+        position: u32,
+        scratch: &mut Scratch,
+    ) -> Result<Sampled, SampleError> {
+        let (report, top) = match self.params.logprobs {
+            None => (None, Vec::new()),
+            Some(n) => {
+                let log_softmax = LogSoftmax::of(logits, scratch)?;
+                let top = process::top_tokens(scratch, logits, n);
+                (Some(log_softmax), top.into_iter().map(|(token, logit)| (token, log_softmax.at(logit))).collect())
+            }
+        };
+        let token = self.choose(logits, history, position, scratch)?;
+        let logprob = report.map(|log_softmax| log_softmax.at(logits[token as usize]));
+        Ok(Sampled { token, logprob, top })
+    }
+
+    /// The processed logits `[vocab]` that the token at the next position is drawn from: at temperature 0 the adjusted
+    /// logits, otherwise log-probabilities up to a constant, with −∞ for tokens that truncation dropped.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn process<'s>(
+        &self,
+        logits: &[f32],
+        history: &History,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [f32], SampleError> {
+        self.process_row(logits, history, scratch)?;
+        Ok(&scratch.row)
+    }
+
+    fn process_row(&self, logits: &[f32], history: &History, scratch: &mut Scratch) -> Result<f32, SampleError> {
+        scratch.row.clear();
+        scratch.row.extend_from_slice(logits);
+        process::adjust(&mut scratch.row, &self.params, history, &self.end_tokens);
+        let greatest = process::scan(&scratch.row, &mut scratch.block_max)?;
+        if self.params.temperature > 0.0 {
+            process::shape(scratch, &self.params, greatest);
+        }
+        Ok(greatest)
+    }
+
+    fn choose(
+        &self,
+        logits: &[f32],
+        history: &History,
+        position: u32,
+        scratch: &mut Scratch,
+    ) -> Result<u32, SampleError> {
+        let greedy = self.params.temperature == 0.0;
+        if greedy && !self.params.adjusts_logits() && history.outputs().len() >= self.params.min_tokens {
+            let greatest = process::scan(logits, &mut scratch.block_max)?;
+            return Ok(process::argmax(logits, &scratch.block_max, greatest));
+        }
+        let greatest = self.process_row(logits, history, scratch)?;
+        if greedy {
+            return Ok(process::argmax(&scratch.row, &scratch.block_max, greatest));
+        }
+        Ok(draw(&scratch.row, &scratch.block_max, &self.key, position))
+    }
+}
+
+/// The token with the greatest `row[token] + gumbel(key, position, token)`, the lower id if equal.
+///
+/// `row` `[vocab]` has its greatest value at 0 or near it; `block_max` are its block maxima. Blocks and tokens that
+/// cannot win whatever their noise are left out, which changes nothing but the time.
+fn draw(row: &[f32], block_max: &[f32], key: &NoiseKey, position: u32) -> u32 {
+    let mut best = Best { score: f64::NEG_INFINITY, token: 0 };
+    let favourite = block_max.iter().enumerate().fold((0, f32::NEG_INFINITY), |likeliest, (block, &max)| {
+        if max > likeliest.1 { (block, max) } else { likeliest }
+    });
+    // The block of the likeliest token first: what it reaches rules out most of the others.
+    best.visit(row, f64::from(favourite.1), favourite.0, key, position);
+    for (block, &max) in block_max.iter().enumerate().filter(|(block, _)| *block != favourite.0) {
+        best.visit(row, f64::from(max), block, key, position);
+    }
+    best.token
+}
+
+/// The winner so far.
+struct Best {
+    score: f64,
+    token: u32,
+}
+
+impl Best {
+    #[inline]
+    fn visit(&mut self, row: &[f32], max: f64, block: usize, key: &NoiseKey, position: u32) {
+        if max + MAX_GUMBEL < self.score || max == f64::NEG_INFINITY {
+            return;
+        }
+        let noise = BlockNoise::draw(key, position, block as u32);
+        if max + noise.greatest < self.score {
+            return;
+        }
+        let start = block * BLOCK;
+        let end = row.len().min(start + BLOCK);
+        for (i, &z) in row[start..end].iter().enumerate() {
+            let z = f64::from(z);
+            if z + noise.greatest < self.score || z == f64::NEG_INFINITY {
+                continue;
+            }
+            let token = (start + i) as u32;
+            let score = z + noise.token(key, position, token);
+            if score > self.score || (score == self.score && token < self.token) {
+                *self = Self { score, token };
+            }
+        }
+    }
+}
+
+/// Log-softmax of a row, by its greatest logit and the logarithm of Σ e^(logit − greatest).
+#[derive(Clone, Copy)]
+struct LogSoftmax {
+    greatest: f32,
+    log_sum: f64,
+}
+
+impl LogSoftmax {
+    /// Leaves the block maxima of the row in `scratch`.
+    fn of(logits: &[f32], scratch: &mut Scratch) -> Result<Self, SampleError> {
+        let greatest = process::scan(logits, &mut scratch.block_max)?;
+        Ok(Self { greatest, log_sum: ln(sum_exp(logits, greatest)) })
+    }
+
+    /// Log-probability of a token with this logit.
+    fn at(&self, logit: f32) -> f32 {
+        (f64::from(logit) - f64::from(self.greatest) - self.log_sum) as f32
+    }
+}
