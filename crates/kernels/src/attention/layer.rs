@@ -1,5 +1,7 @@
 //! The K/V of one layer: pages, and how numbers lie in them.
 
+use std::fmt;
+
 use crate::attention::Strided;
 use crate::lanes::{self, Kernel, LANES, Lanes};
 use crate::pool::Disjoint;
@@ -181,7 +183,6 @@ fn each_vector<S: Lanes, E: Element>(s: S, x: &[f32], mut write: impl FnMut(usiz
     }
 }
 
-#[derive(Debug)]
 pub(super) enum Data {
     F16(Store<u16>),
     F32(Store<f32>),
@@ -205,7 +206,6 @@ macro_rules! on_store {
 pub(super) use on_store;
 
 /// The pages of K and V of one layer.
-#[derive(Debug)]
 pub struct KvLayer {
     pub(super) data: Data,
 }
@@ -253,5 +253,13 @@ impl KvLayer {
     /// When a page is not in the layer.
     pub fn copy_page(&mut self, from: u32, to: u32) {
         on_store!(mut self, store => store.copy_page(from, to));
+    }
+}
+
+/// The shape alone: the numbers would be gigabytes.
+impl fmt::Debug for KvLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kv_heads, head_dim) = (self.kv_heads(), self.head_dim());
+        f.debug_struct("KvLayer").field("kv_heads", &kv_heads).field("head_dim", &head_dim).finish_non_exhaustive()
     }
 }
