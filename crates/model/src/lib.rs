@@ -9,5 +9,6 @@ pub mod chat;
 pub mod config;
 pub mod detokenize;
 pub mod gguf;
+pub mod source;
 pub mod tokenizer;
 pub mod weights;

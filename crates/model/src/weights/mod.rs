@@ -7,6 +7,7 @@
 mod names;
 mod safetensors;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::slice::HalfFloatSliceExt;
@@ -193,14 +194,16 @@ impl Weights {
         }
     }
 
-    /// Tells the system that a tensor's pages are not needed any more, once it is packed. Reading them again would only
-    /// be slow.
-    pub fn release(&self, name: &str) {
+    /// Tells the system that the pages of the bytes `range` of a tensor are not needed any more, once they are packed.
+    /// Reading them again would only be slow.
+    pub fn release(&self, name: &str, range: Range<usize>) {
         let Some(found) = self.find(name) else { return };
+        let range = range.start.min(found.data.len())..range.end.min(found.data.len());
         // SAFETY: the map is a read-only map of a file, so that a dropped page is read from the file again when touched:
         // no reference into it ever sees other bytes.
-        let advised =
-            unsafe { found.map.unchecked_advise_range(UncheckedAdvice::DontNeed, found.offset, found.data.len()) };
+        let advised = unsafe {
+            found.map.unchecked_advise_range(UncheckedAdvice::DontNeed, found.offset + range.start, range.len())
+        };
         // Advice that is not taken costs memory, not correctness.
         drop(advised);
     }
