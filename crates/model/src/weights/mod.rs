@@ -2,7 +2,7 @@
 //!
 //! An architecture asks for a tensor by its Hugging Face name and with the shape that its config implies; it gets bytes
 //! in the format of the file, or an error naming file, tensor and what differs. Nothing is copied or converted here but
-//! norms and biases ([`Tensor::to_f32`]); packing matrices is the business of crate `kernels`.
+//! what [`Tensor::to_f32`] is asked for, such as norms and biases; packing matrices is the business of crate `kernels`.
 
 mod names;
 mod safetensors;
@@ -10,7 +10,6 @@ mod safetensors;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use half::slice::HalfFloatSliceExt;
 use kernels::Format;
 use memmap2::{Mmap, UncheckedAdvice};
 
@@ -236,33 +235,16 @@ impl Weights {
 }
 
 impl Tensor<'_> {
-    /// The values in f32, row after row: for norms and biases. Matrices stay in their format.
+    /// The values in f32, row after row.
     ///
     /// # Errors
-    /// When the tensor is block-quantised.
+    /// When the bytes are not what format and shape say; opening the files has checked it.
     pub fn to_f32(&self) -> Result<Vec<f32>, WeightsError> {
-        let mut out = vec![0.0f32; self.shape.iter().product()];
-        let halves = || self.data.as_chunks().0.iter().map(|&b| u16::from_le_bytes(b));
-        match self.format {
-            Format::F32 => {
-                out.iter_mut().zip(self.data.as_chunks().0).for_each(|(to, &from)| *to = f32::from_le_bytes(from));
-            }
-            Format::F16 => {
-                halves().map(half::f16::from_bits).collect::<Vec<_>>().convert_to_f32_slice(&mut out);
-            }
-            Format::BF16 => {
-                halves().map(half::bf16::from_bits).collect::<Vec<_>>().convert_to_f32_slice(&mut out);
-            }
-            other => {
-                return Err(WeightsError::Format {
-                    file: self.file.display().to_string(),
-                    tensor: self.name.into(),
-                    found: format!("{other:?}"),
-                    supported: "norms and biases must be F32, F16 or BF16",
-                });
-            }
+        let mut out = vec![0.0; self.shape.iter().product()];
+        match self.format.decode(self.data, &mut out) {
+            Ok(()) => Ok(out),
+            Err(e) => Err(broken(self.file, format!("tensor {}: {e}", self.name))),
         }
-        Ok(out)
     }
 }
 
