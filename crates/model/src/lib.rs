@@ -5,10 +5,18 @@
 //! it has ([`config`]), its text on both sides, and how a forward is computed from the operations of crate `kernels`.
 //! Drafting, sampling and serving may not enter.
 
+mod architecture;
+pub mod batch;
 pub mod chat;
 pub mod config;
 pub mod detokenize;
 pub mod gguf;
+pub mod load;
 pub mod source;
 pub mod tokenizer;
+pub mod transformer;
 pub mod weights;
+
+pub use batch::{ForwardError, Logits, Segment, Tap, Visibility};
+pub use load::{LoadError, LoadOptions};
+pub use transformer::{Model, Output, Workspace};

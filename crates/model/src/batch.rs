@@ -1,0 +1,183 @@
+//! What one forward is asked for: rows of several sequences, which keys each sees, and what is wanted of them.
+
+use kernels::{AttentionRow, KvSlot, PAGE};
+use kv::Sequence;
+
+/// The rows of one sequence in a forward.
+#[derive(Debug, Clone, Copy)]
+pub struct Segment<'a> {
+    /// The sequence, with room for `start + tokens.len()` slots. The slots from `start` on are written.
+    pub sequence: &'a Sequence,
+    /// Tokens that are committed and already in the K/V: the slot of the first row.
+    pub start: usize,
+    /// The rows' tokens.
+    pub tokens: &'a [u32],
+    /// What the rows see of each other.
+    pub visibility: Visibility<'a>,
+    /// Which rows' logits are wanted.
+    pub logits: Logits<'a>,
+}
+
+/// What rows of a segment see beside the committed prefix.
+#[derive(Debug, Clone, Copy)]
+pub enum Visibility<'a> {
+    /// Row `i` is at position `start + i` and sees the rows before it.
+    Causal,
+    /// Row `i` sees its ancestors: `parents[i]` is an earlier row, or `None` for a row that follows the prefix. Its
+    /// position is the number of its ancestors past `start`.
+    Tree {
+        /// Each row's parent, `[rows]`.
+        parents: &'a [Option<u32>],
+    },
+}
+
+/// Which rows of a segment get logits.
+#[derive(Debug, Clone, Copy)]
+pub enum Logits<'a> {
+    /// None: a chunk of a prompt before its last.
+    None,
+    /// The last row's.
+    Last,
+    /// Every row's.
+    All,
+    /// These rows', in this order.
+    Rows(&'a [usize]),
+}
+
+/// A hidden state that a forward gives out for every row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tap {
+    /// The embedding: what enters layer 0.
+    Embedding,
+    /// The residual stream after a layer.
+    Layer(usize),
+    /// After the last layer and the final norm.
+    Final,
+}
+
+/// A forward that cannot be run as asked.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum ForwardError {
+    #[error("token {token} is outside the model's vocabulary of {vocab}")]
+    Token { token: u32, vocab: usize },
+    #[error("position {position} is outside the model's context of {context}")]
+    Position { position: usize, context: usize },
+    #[error("the sequence has room for {room} tokens, and its rows need {need}")]
+    Room { room: usize, need: usize },
+    #[error("a tree of {rows} rows has {parents} parents")]
+    TreeSize { rows: usize, parents: usize },
+    #[error("row {row} of a tree has the parent {parent}, which is not an earlier row")]
+    Parent { row: usize, parent: u32 },
+    #[error("logits of row {row} are wanted of a segment of {rows} rows")]
+    NoSuchRow { row: usize, rows: usize },
+    #[error("the hidden state after layer {layer} is wanted of a model of {layers} layers")]
+    NoSuchLayer { layer: usize, layers: usize },
+    #[error("the K/V cache has {found}, and the model needs {needed}")]
+    Cache { found: String, needed: String },
+}
+
+/// A batch with every row's place worked out.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
+    pub(crate) slots: Vec<KvSlot>,
+    /// Rows whose logits are wanted, in the order wanted.
+    pub(crate) logit_rows: Vec<usize>,
+    /// Each row's segment.
+    segments: Vec<usize>,
+    /// Each row's slots past the committed prefix, one row after another; empty for causal rows.
+    paths: Vec<u32>,
+    /// Where each row's path begins and ends.
+    path_ranges: Vec<(usize, usize)>,
+}
+
+impl Plan {
+    /// Works out `batch` for a model of `vocab` tokens and `context` positions.
+    pub(crate) fn make(&mut self, batch: &[Segment<'_>], vocab: usize, context: usize) -> Result<(), ForwardError> {
+        self.tokens.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.logit_rows.clear();
+        self.segments.clear();
+        self.paths.clear();
+        self.path_ranges.clear();
+        for (index, segment) in batch.iter().enumerate() {
+            let (first, rows) = (self.tokens.len(), segment.tokens.len());
+            let (room, need) = (segment.sequence.table().len() * PAGE, segment.start + rows);
+            if need > room {
+                return Err(ForwardError::Room { room, need });
+            }
+            self.tokens.extend_from_slice(segment.tokens);
+            if let Some(&token) = segment.tokens.iter().find(|&&token| token as usize >= vocab) {
+                return Err(ForwardError::Token { token, vocab });
+            }
+            for row in 0..rows {
+                let position = self.add_row(segment, row)?;
+                if position >= context {
+                    return Err(ForwardError::Position { position, context });
+                }
+                self.positions.push(position as u32);
+                self.slots.push(segment.sequence.slot(segment.start + row));
+                self.segments.push(index);
+            }
+            self.add_logits(segment.logits, first, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Notes the path of a row and returns its position.
+    fn add_row(&mut self, segment: &Segment<'_>, row: usize) -> Result<usize, ForwardError> {
+        let (start, begin) = (segment.start, self.paths.len());
+        let position = match segment.visibility {
+            Visibility::Causal => start + row,
+            Visibility::Tree { parents } => {
+                let rows = segment.tokens.len();
+                if parents.len() != rows {
+                    return Err(ForwardError::TreeSize { rows, parents: parents.len() });
+                }
+                match parents[row] {
+                    Some(parent) if parent as usize >= row => return Err(ForwardError::Parent { row, parent }),
+                    // The rows of this segment are the last ones noted.
+                    Some(parent) => {
+                        let (from, to) = self.path_ranges[self.path_ranges.len() - row + parent as usize];
+                        self.paths.extend_from_within(from..to);
+                    }
+                    None => {}
+                }
+                self.paths.push((start + row) as u32);
+                start + self.paths.len() - begin - 1
+            }
+        };
+        self.path_ranges.push((begin, self.paths.len()));
+        Ok(position)
+    }
+
+    fn add_logits(&mut self, logits: Logits<'_>, first: usize, rows: usize) -> Result<(), ForwardError> {
+        match logits {
+            Logits::None => {}
+            Logits::Last => self.logit_rows.extend((rows > 0).then(|| first + rows - 1)),
+            Logits::All => self.logit_rows.extend(first..first + rows),
+            Logits::Rows(wanted) => {
+                if let Some(&row) = wanted.iter().find(|&&row| row >= rows) {
+                    return Err(ForwardError::NoSuchRow { row, rows });
+                }
+                self.logit_rows.extend(wanted.iter().map(|row| first + row));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows as attention wants them.
+    pub(crate) fn attention_rows<'a>(&'a self, batch: &'a [Segment<'a>]) -> Vec<AttentionRow<'a>> {
+        let row = |row: usize| {
+            let segment = &batch[self.segments[row]];
+            let (from, to) = self.path_ranges[row];
+            let position = self.positions[row] as usize;
+            let prefix = if from == to { position + 1 } else { segment.start };
+            AttentionRow { table: segment.sequence.table(), position, prefix, path: &self.paths[from..to] }
+        };
+        (0..self.tokens.len()).map(row).collect()
+    }
+}

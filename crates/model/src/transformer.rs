@@ -1,0 +1,328 @@
+//! The forward: rows of tokens in, logits and hidden states out.
+//!
+//! Plain arithmetic in the order of the model, one operation of crate `kernels` after another over all rows of the
+//! batch. Nothing here depends on how many rows there are but the lengths of the loops: a row's result is the same in
+//! every batch. Requests, sampling and the choice of what to run may not enter.
+
+use kernels::{
+    Activations, Attention, Isa, KvFormat, Matrix, Pool, Product, Rope, Strided, add, multiply, rms_norm,
+    rms_norm_in_place, silu_mul,
+};
+use kv::KvCache;
+
+use crate::architecture::{self, Layer};
+use crate::batch::{ForwardError, Plan, Segment, Tap};
+use crate::config::Config;
+use crate::load::{Linear, LoadError, LoadOptions, Loader};
+use crate::weights::Weights;
+
+/// A loaded model.
+pub struct Model {
+    config: Config,
+    isa: Isa,
+    rope: Rope,
+    /// `[vocab, hidden]`
+    embedding: Matrix,
+    layers: Vec<Layer>,
+    /// `[hidden]`
+    norm: Vec<f32>,
+    /// `[vocab, hidden]`; `None`: the embedding.
+    head: Option<Matrix>,
+}
+
+/// The buffers of a forward and its results, reused from step to step.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    plan: Plan,
+    /// Cosines and sines of each row's position, `[rows, head_dim]`.
+    angles: Vec<f32>,
+    /// The residual stream, `[rows, hidden]`.
+    hidden: Vec<f32>,
+    /// Left side of the products.
+    x: Activations,
+    /// Queries, `[rows, heads * head_dim]`.
+    q: Vec<f32>,
+    /// Keys, `[rows, kv_heads * head_dim]`.
+    k: Vec<f32>,
+    /// Values, `[rows, kv_heads * head_dim]`.
+    v: Vec<f32>,
+    /// Result of attention, `[rows, heads * head_dim]`.
+    attended: Vec<f32>,
+    /// `[rows, intermediate]`
+    gate: Vec<f32>,
+    /// `[rows, intermediate]`
+    up: Vec<f32>,
+    logits: Vec<f32>,
+    taps: Vec<Vec<f32>>,
+}
+
+/// What a forward gives.
+#[derive(Debug, Clone, Copy)]
+pub struct Output<'a> {
+    /// Logits of the rows asked for, segment by segment: `[wanted, vocab]`.
+    pub logits: &'a [f32],
+    /// Hidden states of all rows, one for each tap asked for: `[rows, hidden]`.
+    pub taps: &'a [Vec<f32>],
+}
+
+impl Model {
+    /// Loads and packs the weights of a model that `config` describes.
+    ///
+    /// # Errors
+    /// When a tensor is missing, has the wrong shape or a format that cannot be used.
+    pub fn load(weights: &Weights, config: Config, pool: &Pool, options: LoadOptions) -> Result<Model, LoadError> {
+        let loader = Loader { weights, pool, options };
+        let Config { vocab, hidden, tie_word_embeddings, .. } = config;
+        // The largest matrices first: what is held of the file beside them is then least.
+        let embedding = loader.matrix("model.embed_tokens.weight", [vocab, hidden])?;
+        let head = (!tie_word_embeddings).then(|| loader.matrix("lm_head.weight", [vocab, hidden])).transpose()?;
+        let layers =
+            (0..config.layers).map(|index| architecture::layer(&loader, &config, index)).collect::<Result<_, _>>()?;
+        let norm = loader.vector("model.norm.weight", hidden)?;
+        let (inv_freq, scale) = config.inv_freq();
+        let rope = Rope::new(inv_freq, scale, config.rope.layout);
+        Ok(Model { isa: options.isa, rope, embedding, layers, norm, head, config })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The K/V cache that the model needs.
+    pub fn kv_layout(&self, format: KvFormat) -> kv::Layout {
+        let Config { layers, kv_heads, head_dim, .. } = self.config;
+        kv::Layout { layers, kv_heads, head_dim, format }
+    }
+
+    /// Bytes of weights that a forward of one row reads.
+    pub fn bytes_per_row(&self) -> usize {
+        let layer = |layer: &Layer| {
+            let Layer { q, k, v, o, gate, up, down, .. } = layer;
+            [q, k, v, o, gate, up, down].iter().map(|linear| linear.matrix.packed_bytes()).sum::<usize>()
+        };
+        self.layers.iter().map(layer).sum::<usize>() + self.head().packed_bytes()
+    }
+
+    /// Multiply-adds of the matrices in a forward of one row with logits.
+    pub fn multiply_adds_per_row(&self) -> usize {
+        let layer = |layer: &Layer| {
+            let Layer { q, k, v, o, gate, up, down, .. } = layer;
+            let size = |linear: &&Linear| linear.matrix.outputs() * linear.matrix.inputs();
+            [q, k, v, o, gate, up, down].iter().map(size).sum::<usize>()
+        };
+        self.layers.iter().map(layer).sum::<usize>() + self.head().outputs() * self.head().inputs()
+    }
+
+    fn head(&self) -> &Matrix {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Runs every row of `batch`: writes its keys and values to `cache`, and returns the logits that the segments ask
+    /// for and the hidden states `taps` of all rows.
+    ///
+    /// # Errors
+    /// [`ForwardError`] when a segment asks for what cannot be; the cache is then untouched.
+    pub fn forward<'w>(
+        &self,
+        workspace: &'w mut Workspace,
+        pool: &Pool,
+        cache: &mut KvCache,
+        batch: &[Segment<'_>],
+        taps: &[Tap],
+    ) -> Result<Output<'w>, ForwardError> {
+        self.check(cache, taps)?;
+        workspace.plan.make(batch, self.config.vocab, self.config.context)?;
+        workspace.size(self, taps.len());
+        self.embed(workspace, pool);
+        workspace.tap(taps, Tap::Embedding);
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.attention(workspace, pool, cache, batch, index, layer);
+            self.feed_forward(workspace, pool, layer);
+            workspace.tap(taps, Tap::Layer(index));
+        }
+        self.finish(workspace, pool, taps);
+        Ok(Output { logits: &workspace.logits, taps: &workspace.taps })
+    }
+
+    fn check(&self, cache: &KvCache, taps: &[Tap]) -> Result<(), ForwardError> {
+        let layers = self.layers.len();
+        for tap in taps {
+            if let Tap::Layer(layer) = *tap
+                && layer >= layers
+            {
+                return Err(ForwardError::NoSuchLayer { layer, layers });
+            }
+        }
+        let (found, needed) = (cache.layout(), self.kv_layout(cache.layout().format));
+        if *found != needed {
+            return Err(ForwardError::Cache { found: format!("{found:?}"), needed: format!("{needed:?}") });
+        }
+        Ok(())
+    }
+
+    /// Embeddings and rotation angles of all rows.
+    fn embed(&self, workspace: &mut Workspace, pool: &Pool) {
+        let Workspace { plan, angles, hidden, .. } = workspace;
+        let rows = plan.tokens.len();
+        pool.for_each_row(hidden, rows, |row, out| self.embedding.row(plan.tokens[row] as usize, out));
+        pool.for_each_row(angles, rows, |row, out| self.rope.angles(plan.positions[row], out));
+    }
+
+    /// Norm, projections, rotation, attention and output projection, added to the residual stream.
+    fn attention(
+        &self,
+        workspace: &mut Workspace,
+        pool: &Pool,
+        cache: &mut KvCache,
+        batch: &[Segment<'_>],
+        index: usize,
+        layer: &Layer,
+    ) {
+        let config = &self.config;
+        let (q_width, kv_width) = (config.q_width(), config.kv_width());
+        let Workspace { plan, angles, hidden, x, q, k, v, attended, .. } = workspace;
+        let rows = plan.tokens.len();
+        self.norm(x, pool, hidden, rows, &layer.input_norm, &[&layer.q, &layer.k, &layer.v]);
+        multiply(
+            pool,
+            x,
+            &mut [Product::new(&layer.q.matrix, q), Product::new(&layer.k.matrix, k), Product::new(&layer.v.matrix, v)],
+        );
+        let [q_norm, k_norm] = layer.qk_norm.as_ref().map_or([None; 2], |[q, k]| [Some(q), Some(k)]);
+        self.place(pool, q, angles, &layer.q, q_norm);
+        self.place(pool, k, angles, &layer.k, k_norm);
+        self.add_bias(pool, &layer.v, v);
+        let kv_layer = cache.layer_mut(index);
+        let (keys, values) = (Strided { data: &k[..], stride: kv_width }, Strided { data: &v[..], stride: kv_width });
+        kv_layer.append(pool, self.isa, &plan.slots, keys, values);
+        let scale = 1.0 / (config.head_dim as f32).sqrt();
+        let attention = Attention { heads: config.heads, scale, window: layer.window };
+        let queries = Strided { data: &q[..], stride: q_width };
+        let out = Strided { data: &mut attended[..], stride: q_width };
+        attention.attend(pool, self.isa, kv_layer, &plan.attention_rows(batch), queries, out);
+        self.project(x, pool, hidden, rows, &layer.o, |row, out| {
+            out.copy_from_slice(&attended[row * q_width..(row + 1) * q_width]);
+        });
+    }
+
+    /// Norm and gated feed-forward, added to the residual stream.
+    fn feed_forward(&self, workspace: &mut Workspace, pool: &Pool, layer: &Layer) {
+        let Workspace { plan, hidden, x, gate, up, .. } = workspace;
+        let (rows, width) = (plan.tokens.len(), self.config.intermediate);
+        self.norm(x, pool, hidden, rows, &layer.post_norm, &[&layer.gate, &layer.up]);
+        multiply(pool, x, &mut [Product::new(&layer.gate.matrix, gate), Product::new(&layer.up.matrix, up)]);
+        self.add_bias(pool, &layer.gate, gate);
+        self.add_bias(pool, &layer.up, up);
+        self.project(x, pool, hidden, rows, &layer.down, |row, out| {
+            let row = row * width..(row + 1) * width;
+            silu_mul(self.isa, &gate[row.clone()], &up[row], out);
+        });
+    }
+
+    /// Final norm and head, for the rows whose logits are wanted.
+    fn finish(&self, workspace: &mut Workspace, pool: &Pool, taps: &[Tap]) {
+        let Workspace { plan, hidden, x, logits, taps: tapped, .. } = workspace;
+        let width = self.config.hidden;
+        let norm = |row: usize, out: &mut [f32]| {
+            let row = &hidden[row * width..(row + 1) * width];
+            rms_norm(self.isa, row, &self.norm, self.config.norm_eps, out);
+        };
+        for (tap, out) in taps.iter().zip(tapped) {
+            if *tap == Tap::Final {
+                pool.for_each_row(out, plan.tokens.len(), norm);
+            }
+        }
+        let head = self.head();
+        let shape = (plan.logit_rows.len(), width);
+        x.fill(pool, self.isa, shape, head.format().is_quantised(), |row, out| norm(plan.logit_rows[row], out));
+        multiply(pool, x, &mut [Product::new(head, logits)]);
+    }
+
+    /// Norms the residual stream into `x`, in the form that `linears` need.
+    fn norm(&self, x: &mut Activations, pool: &Pool, hidden: &[f32], rows: usize, weight: &[f32], linears: &[&Linear]) {
+        let width = self.config.hidden;
+        let quantise = linears.iter().any(|linear| linear.matrix.format().is_quantised());
+        x.fill(pool, self.isa, (rows, width), quantise, |row, out| {
+            rms_norm(self.isa, &hidden[row * width..(row + 1) * width], weight, self.config.norm_eps, out);
+        });
+    }
+
+    /// Fills `x` row by row, multiplies it by `linear` and adds the result to the residual stream.
+    fn project(
+        &self,
+        x: &mut Activations,
+        pool: &Pool,
+        hidden: &mut [f32],
+        rows: usize,
+        linear: &Linear,
+        write: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let matrix = &linear.matrix;
+        x.fill(pool, self.isa, (rows, matrix.inputs()), matrix.format().is_quantised(), write);
+        multiply(pool, x, &mut [Product { accumulate: true, ..Product::new(matrix, hidden) }]);
+        self.add_bias(pool, linear, hidden);
+    }
+
+    /// Bias, norm where there is one, and rotation of every head of `part`, `[rows, heads * head_dim]`.
+    fn place(&self, pool: &Pool, part: &mut [f32], angles: &[f32], linear: &Linear, norm: Option<&Vec<f32>>) {
+        let angles_len = self.rope.angles_len();
+        pool.for_each_row(part, angles.len() / angles_len, |row, part| {
+            if let Some(bias) = &linear.bias {
+                add(self.isa, part, bias);
+            }
+            for head in part.chunks_exact_mut(self.config.head_dim) {
+                if let Some(norm) = norm {
+                    rms_norm_in_place(self.isa, head, norm, self.config.norm_eps);
+                }
+                self.rope.rotate(self.isa, head, &angles[row * angles_len..(row + 1) * angles_len]);
+            }
+        });
+    }
+
+    /// Adds the bias, where there is one, to every row of `values`, `[rows, out]`.
+    fn add_bias(&self, pool: &Pool, linear: &Linear, values: &mut [f32]) {
+        if let Some(bias) = &linear.bias {
+            pool.for_each_row(values, values.len() / bias.len(), |_, row| add(self.isa, row, bias));
+        }
+    }
+}
+
+impl Workspace {
+    /// No buffers yet.
+    pub fn new() -> Workspace {
+        Workspace::default()
+    }
+
+    /// Makes every buffer as long as the planned rows need.
+    fn size(&mut self, model: &Model, taps: usize) {
+        let config = &model.config;
+        let (rows, q_width) = (self.plan.tokens.len(), config.q_width());
+        for (buffer, width) in [
+            (&mut self.angles, model.rope.angles_len()),
+            (&mut self.hidden, config.hidden),
+            (&mut self.q, q_width),
+            (&mut self.k, config.kv_width()),
+            (&mut self.v, config.kv_width()),
+            (&mut self.attended, q_width),
+            (&mut self.gate, config.intermediate),
+            (&mut self.up, config.intermediate),
+        ] {
+            buffer.resize(rows * width, 0.0);
+        }
+        self.logits.resize(self.plan.logit_rows.len() * config.vocab, 0.0);
+        self.taps.resize_with(taps, Vec::new);
+        for tap in &mut self.taps {
+            tap.resize(rows * config.hidden, 0.0);
+        }
+    }
+
+    /// Copies the residual stream to every tap that is `reached`.
+    fn tap(&mut self, taps: &[Tap], reached: Tap) {
+        for (tap, out) in taps.iter().zip(&mut self.taps) {
+            if *tap == reached {
+                out.copy_from_slice(&self.hidden);
+            }
+        }
+    }
+}
