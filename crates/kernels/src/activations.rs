@@ -2,9 +2,9 @@
 //!
 //! A block of 32 values shares one scale, so that a value's 8 bits depend on its own block and on nothing else.
 
+use crate::Isa;
 use crate::matrix::BLOCK;
 use crate::pool::{Disjoint, Pool};
-use crate::Isa;
 
 /// What a block of 32 quantised values needs beside its bytes.
 #[repr(C)]

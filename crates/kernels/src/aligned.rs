@@ -45,7 +45,6 @@ impl Aligned {
         self.start.as_ptr()
     }
 
-
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the allocation is this long and zeroed, hence initialised.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }

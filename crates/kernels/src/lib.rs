@@ -10,9 +10,9 @@
 //!
 //! All `unsafe` of the project lives here (and in the mmap of weight files).
 
-mod attention;
 mod activations;
 mod aligned;
+mod attention;
 mod format;
 mod isa;
 mod lanes;
@@ -22,8 +22,8 @@ mod pool;
 pub mod probe;
 mod simd;
 
-pub use attention::{Attention, AttentionRow, KvFormat, KvLayer, KvSlot, PAGE, Strided};
 pub use activations::Activations;
+pub use attention::{Attention, AttentionRow, KvFormat, KvLayer, KvSlot, PAGE, Strided};
 pub use format::{Format, FormatError};
 pub use isa::{Isa, UnknownIsa};
 pub use matrix::{Compute, Matrix, PackError, Product, multiply};

@@ -7,11 +7,11 @@ use super::Matrix;
 use super::pack::with_quant;
 use super::quant::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quant};
 use super::tile::{self, Dense, Left, Out};
+use crate::Isa;
 use crate::activations::Activations;
 use crate::format::Format;
 use crate::pool::Pool;
 use crate::simd::portable::Portable;
-use crate::Isa;
 
 /// Bytes of weights in an item: small enough that threads end together, large enough that handing out costs nothing.
 const ITEM: usize = 48 << 10;
@@ -25,18 +25,16 @@ thread_local! {
 pub struct Product<'a> {
     /// The weights.
     pub matrix: &'a Matrix,
-    /// The result, `[rows, stride]`: outputs at the start of each row, the rest is left alone.
+    /// The result, `[rows, outputs]`.
     pub out: &'a mut [f32],
-    /// Floats from one result row to the next.
-    pub stride: usize,
     /// Adds to what `out` holds rather than storing.
     pub accumulate: bool,
 }
 
 impl<'a> Product<'a> {
-    /// A product whose result rows stand one after another.
+    /// A product that is stored.
     pub fn new(matrix: &'a Matrix, out: &'a mut [f32]) -> Product<'a> {
-        Product { matrix, stride: matrix.outputs, out, accumulate: false }
+        Product { matrix, out, accumulate: false }
     }
 }
 
@@ -77,13 +75,12 @@ pub fn multiply(pool: &Pool, x: &Activations, products: &mut [Product<'_>]) {
     let jobs: Vec<Job<'_>> = products
         .iter_mut()
         .map(|product| {
-            let Product { matrix, out, stride, accumulate } = product;
+            let Product { matrix, out, accumulate } = product;
             assert!(matrix.inputs == x.cols(), "{matrix:?} by rows of {} values", x.cols());
-            assert!(*stride >= matrix.outputs && out.len() + *stride >= rows * *stride + matrix.outputs);
+            assert!(out.len() >= rows * matrix.outputs, "{rows} rows of {matrix:?} into {} values", out.len());
             let panels_per_item = (ITEM / matrix.panel_bytes).max(1);
             end += matrix.panels().div_ceil(panels_per_item);
-            let out =
-                Out { start: out.as_mut_ptr(), stride: *stride, outputs: matrix.outputs, accumulate: *accumulate };
+            let out = Out { start: out.as_mut_ptr(), outputs: matrix.outputs, accumulate: *accumulate };
             Job { matrix, out, panels_per_item, end }
         })
         .collect();

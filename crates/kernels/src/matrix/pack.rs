@@ -108,7 +108,8 @@ impl Matrix {
         let panels = outputs.div_ceil(lanes);
         for first in (0..panels).step_by(step) {
             let stretch = first..(first + step).min(panels);
-            let target = Disjoint::new(&mut bytes.as_mut_slice()[stretch.start * panel_bytes..stretch.end * panel_bytes]);
+            let target =
+                Disjoint::new(&mut bytes.as_mut_slice()[stretch.start * panel_bytes..stretch.end * panel_bytes]);
             pool.for_each(stretch.len(), |i| {
                 let rows = (first + i) * lanes..((first + i + 1) * lanes).min(outputs);
                 // SAFETY: each panel is one item, and panels do not overlap.
@@ -129,9 +130,8 @@ impl Matrix {
         assert!(row < self.outputs && out.len() == self.inputs, "row {row} of {self:?} into {} values", out.len());
         let (panel, lane) = (row / self.lanes, row % self.lanes);
         // SAFETY: the panel is inside the buffer, which `pack` sized for all panels.
-        let panel = unsafe {
-            std::slice::from_raw_parts(self.bytes.as_ptr().add(panel * self.panel_bytes), self.panel_bytes)
-        };
+        let panel =
+            unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(panel * self.panel_bytes), self.panel_bytes) };
         match self.format {
             Format::F32 => dense(panel, self.lanes, lane, out, |b: [u8; 4]| f32::from_le_bytes(b)),
             Format::F16 => dense(panel, self.lanes, lane, out, |b: [u8; 2]| f16::from_le_bytes(b).to_f32()),

@@ -5,6 +5,8 @@
 //! lane. Vector `j` of a block holds the inputs `4j..4j+4` of each output. No bit of the original is dropped, and
 //! nothing is stored wider than it was but for the 6-bit scales of Q4_K and Q5_K.
 
+#![allow(clippy::needless_range_loop)] // As in `tile.rs`.
+
 use super::unpack::{Lane, Plane};
 use crate::format::Format;
 use crate::simd::Simd;
@@ -73,7 +75,8 @@ unsafe fn nibbles<S: Simd>(from: *const u8) -> [S::Bytes; 8] {
     let width = 4 * S::LANES;
     // SAFETY: the caller's `from` is valid for four vectors.
     unsafe {
-        let packed = [S::bytes(from), S::bytes(from.add(width)), S::bytes(from.add(2 * width)), S::bytes(from.add(3 * width))];
+        let packed =
+            [S::bytes(from), S::bytes(from.add(width)), S::bytes(from.add(2 * width)), S::bytes(from.add(3 * width))];
         [
             S::low(packed[0]),
             S::low(packed[1]),
@@ -109,9 +112,9 @@ pub(super) unsafe fn vectors<S: Simd>(from: *const u8) -> [S::Bytes; 8] {
 /// From 0..64 to -32..32.
 #[inline(always)]
 unsafe fn minus_32<S: Simd>(mut weights: [S::Bytes; 8]) -> [S::Bytes; 8] {
-    for vector in &mut weights {
+    for j in 0..8 {
         // SAFETY: the machine runs `S`.
-        *vector = unsafe { S::minus(*vector, 32) };
+        weights[j] = unsafe { S::minus(weights[j], 32) };
     }
     weights
 }

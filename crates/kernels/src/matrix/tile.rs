@@ -3,6 +3,10 @@
 //! For an output, the sum runs over the inputs from first to last in one chain of fused steps. How many rows a tile
 //! has, and whether its weights come from the packed panel or from the unpacked copy in the cache, changes no step of
 //! that chain: this is where promise 1 is kept.
+//!
+//! The loops over rows and panels of a tile count by index, and nothing returns an array: the compiler then unrolls
+//! them early and keeps every sum in a register.
+#![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
 
@@ -24,11 +28,10 @@ pub(super) struct Left {
     pub(super) scales: *const BlockScale,
 }
 
-/// Where results go: row `r`, output `o` at `start + r * stride + o`.
+/// Where results go: row `r`, output `o` at `start + r * outputs + o`.
 #[derive(Clone, Copy)]
 pub(super) struct Out {
     pub(super) start: *mut f32,
-    pub(super) stride: usize,
     pub(super) outputs: usize,
     /// Added to what is there rather than stored.
     pub(super) accumulate: bool,
@@ -40,25 +43,25 @@ fn tile_sizes(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     (0..tiles).map(move |tile| rows * tile / tiles..rows * (tile + 1) / tiles)
 }
 
-/// Writes one tile's results for one panel.
+/// Writes one row's results for one panel.
 #[inline(always)]
-unsafe fn store<S: Simd, const R: usize>(sums: [S::Floats; R], row: usize, panel: usize, out: Out) {
+unsafe fn store<S: Simd>(sum: S::Floats, row: usize, panel: usize, out: Out) {
     let first = panel * S::LANES;
-    let width = (out.outputs - first).min(S::LANES);
-    for (r, &sum) in sums.iter().enumerate() {
-        // SAFETY: the caller's rows and this panel's outputs are inside the result.
-        unsafe {
-            let to = out.start.add((row + r) * out.stride + first);
-            let mut lanes = [0.0f32; 16];
-            if width == S::LANES && !out.accumulate {
-                S::store_floats(to, sum);
-                continue;
-            }
-            S::store_floats(lanes.as_mut_ptr(), sum);
-            for (lane, &value) in lanes[..width].iter().enumerate() {
-                let to = to.add(lane);
-                *to = if out.accumulate { *to + value } else { value };
-            }
+    let width = out.outputs - first;
+    // SAFETY: the caller's row and this panel's outputs are inside the result.
+    unsafe {
+        let to = out.start.add(row * out.outputs + first);
+        if width >= S::LANES {
+            // Fused with a factor of one, the step rounds as the addition alone below.
+            let sum = if out.accumulate { S::fma(S::floats(to), S::splat(1.0), sum) } else { sum };
+            S::store_floats(to, sum);
+            return;
+        }
+        let mut lanes = [0.0f32; 16];
+        S::store_floats(lanes.as_mut_ptr(), sum);
+        for (lane, &value) in lanes[..width].iter().enumerate() {
+            let to = to.add(lane);
+            *to = if out.accumulate { *to + value } else { value };
         }
     }
 }
@@ -90,8 +93,8 @@ impl Unpacked {
         // SAFETY: the caller's `at` is below the blocks that there is room for.
         unsafe {
             let weights = self.weights.add(at * 32 * S::LANES);
-            for (j, &vector) in block.weights.iter().enumerate() {
-                S::store_bytes(weights.add(4 * S::LANES * j), vector);
+            for j in 0..8 {
+                S::store_bytes(weights.add(4 * S::LANES * j), block.weights[j]);
             }
             let scales = self.scales.add(at * 3 * S::LANES);
             S::store_floats(scales, block.scale[0]);
@@ -142,35 +145,39 @@ unsafe fn step<S: Simd, Q: Quant>(sum: S::Floats, block: &Block<S>, bytes: *cons
     }
 }
 
-/// `R` rows from `row` on by one panel, packed or unpacked.
+/// `R` rows from `row` on by one panel, unpacked to `copy` where `COPY`.
 #[inline(always)]
-unsafe fn quantised_tile<S: Simd, Q: Quant, const R: usize>(
-    panel: *const u8,
-    unpacked: Option<&Unpacked>,
+unsafe fn quantised_tile<S: Simd, Q: Quant, const R: usize, const COPY: bool>(
+    packed: *const u8,
+    copy: &Unpacked,
     x: Left,
     row: usize,
-) -> [S::Floats; R] {
+    panel: usize,
+    out: Out,
+) {
     let blocks = x.inputs / BLOCK;
-    // SAFETY: the machine runs `S`; the panel holds `inputs` inputs and the left side rows `row..row + R`.
+    // SAFETY: the machine runs `S`; the panel holds `inputs` inputs and both sides have rows `row..row + R`.
     unsafe {
         let mut sums = [S::splat(0.0); R];
         let bytes = x.bytes.add(row * x.inputs);
         let scales = x.scales.add(row * blocks);
         for chunk in 0..blocks / Q::BLOCKS {
-            let packed = panel.add(chunk * Q::chunk_bytes(S::LANES));
             for part in 0..Q::BLOCKS {
                 let at = chunk * Q::BLOCKS + part;
-                let block = match unpacked {
-                    Some(unpacked) => unpacked.get::<S, Q>(at),
-                    None => Q::load::<S>(packed, part),
+                let block = if COPY {
+                    copy.get::<S, Q>(at)
+                } else {
+                    Q::load::<S>(packed.add(chunk * Q::chunk_bytes(S::LANES)), part)
                 };
-                for (r, sum) in sums.iter_mut().enumerate() {
+                for r in 0..R {
                     let x_block = *scales.add(r * blocks + at);
-                    *sum = step::<S, Q>(*sum, &block, bytes.add(r * x.inputs + at * BLOCK), x_block);
+                    sums[r] = step::<S, Q>(sums[r], &block, bytes.add(r * x.inputs + at * BLOCK), x_block);
                 }
             }
         }
-        sums
+        for r in 0..R {
+            store::<S>(sums[r], row + r, panel, out);
+        }
     }
 }
 
@@ -189,23 +196,28 @@ pub(super) unsafe fn quantised<S: Simd, Q: Quant>(
 ) {
     let blocks = x.inputs / BLOCK;
     let panel_bytes = blocks / Q::BLOCKS * Q::chunk_bytes(S::LANES);
-    let copy = (x.rows > S::ROWS).then(|| Unpacked::new::<S>(room, blocks));
+    // One tile reads the panel once: unpacking it to memory first would be an extra trip.
+    let copied = x.rows > S::ROWS;
+    let copy = Unpacked::new::<S>(room, blocks);
     for start in (0..x.rows).step_by(STRETCH) {
         let rows = (x.rows - start).min(STRETCH);
         for panel in panels.clone() {
             // SAFETY: by the contract; every row and block index is below the sizes that `x` and the panel have.
             unsafe {
                 let packed = weights.add(panel * panel_bytes);
-                if let Some(copy) = &copy {
-                    unpack::<S, Q>(packed, copy, blocks);
+                if copied {
+                    unpack::<S, Q>(packed, &copy, blocks);
                 }
                 for tile in tile_sizes(rows, S::ROWS) {
                     let row = start + tile.start;
                     macro_rules! tile {
-                        ($r:literal) => {{
-                            let sums = quantised_tile::<S, Q, $r>(packed, copy.as_ref(), x, row);
-                            store::<S, $r>(sums, row, panel, out)
-                        }};
+                        ($r:literal) => {
+                            if copied {
+                                quantised_tile::<S, Q, $r, true>(packed, &copy, x, row, panel, out)
+                            } else {
+                                quantised_tile::<S, Q, $r, false>(packed, &copy, x, row, panel, out)
+                            }
+                        };
                     }
                     match tile.len() {
                         1 => tile!(1),
@@ -266,31 +278,39 @@ dense!(F32, 4, floats, f32);
 dense!(F16, 2, halves, u8);
 dense!(BF16, 2, bfloats, u8);
 
-/// `R` rows from `row` on by `P` panels of a dense matrix.
+/// `R` rows from `row` on by the panel `panel` of a dense matrix, and by the next one too where `PAIR`.
 #[inline(always)]
-unsafe fn dense_tile<S: Simd, D: Dense, const R: usize, const P: usize>(
-    panel: *const u8,
+unsafe fn dense_tile<S: Simd, D: Dense, const R: usize, const PAIR: bool>(
+    weights: *const u8,
     panel_bytes: usize,
     x: Left,
     row: usize,
-) -> [[S::Floats; R]; P] {
-    // SAFETY: the machine runs `S`; the `P` panels hold `inputs` inputs and the left side rows `row..row + R`.
+    panel: usize,
+    out: Out,
+) {
+    // SAFETY: the machine runs `S`; the panels hold `inputs` inputs and both sides have rows `row..row + R`.
     unsafe {
-        let mut sums = [[S::splat(0.0); R]; P];
+        let (mut first, mut second) = ([S::splat(0.0); R], [S::splat(0.0); R]);
         let values = x.values.add(row * x.inputs);
+        let from = weights.add(panel * panel_bytes);
         for i in 0..x.inputs {
-            let mut weights = [S::splat(0.0); P];
-            for (p, weights) in weights.iter_mut().enumerate() {
-                *weights = D::read::<S>(panel.add(p * panel_bytes + i * S::LANES * D::BYTES));
-            }
+            let at = i * S::LANES * D::BYTES;
+            let left = D::read::<S>(from.add(at));
+            let right = if PAIR { D::read::<S>(from.add(panel_bytes + at)) } else { left };
             for r in 0..R {
                 let value = S::splat(*values.add(r * x.inputs + i));
-                for p in 0..P {
-                    sums[p][r] = S::fma(weights[p], value, sums[p][r]);
+                first[r] = S::fma(left, value, first[r]);
+                if PAIR {
+                    second[r] = S::fma(right, value, second[r]);
                 }
             }
         }
-        sums
+        for r in 0..R {
+            store::<S>(first[r], row + r, panel, out);
+            if PAIR {
+                store::<S>(second[r], row + r, panel + 1, out);
+            }
+        }
     }
 }
 
@@ -309,14 +329,10 @@ pub(super) unsafe fn dense<S: Simd, D: Dense>(weights: *const u8, panels: Range<
                 ($r:literal) => {
                     // SAFETY: by the contract; the tile's rows and panels exist.
                     unsafe {
-                        let from = weights.add(panel * panel_bytes);
                         if pair {
-                            let [first, second] = dense_tile::<S, D, $r, 2>(from, panel_bytes, x, tile.start);
-                            store::<S, $r>(first, tile.start, panel, out);
-                            store::<S, $r>(second, tile.start, panel + 1, out);
+                            dense_tile::<S, D, $r, true>(weights, panel_bytes, x, tile.start, panel, out)
                         } else {
-                            let [only] = dense_tile::<S, D, $r, 1>(from, panel_bytes, x, tile.start);
-                            store::<S, $r>(only, tile.start, panel, out);
+                            dense_tile::<S, D, $r, false>(weights, panel_bytes, x, tile.start, panel, out)
                         }
                     }
                 };

@@ -143,10 +143,12 @@ impl Simd for Avx2 {
         unsafe {
             let ones = _mm256_set1_epi16(1);
             let mut total = _mm256_setzero_si256();
-            for start in (0..N).step_by(RUN) {
+            for group in 0..N / RUN {
+                let start = group * RUN;
                 let mut run = _mm256_maddubs_epi16(weights[start], spread(x.add(4 * start)));
-                for j in start + 1..start + RUN {
-                    run = _mm256_add_epi16(run, _mm256_maddubs_epi16(weights[j], spread(x.add(4 * j))));
+                for j in 1..RUN {
+                    let product = _mm256_maddubs_epi16(weights[start + j], spread(x.add(4 * (start + j))));
+                    run = _mm256_add_epi16(run, product);
                 }
                 total = _mm256_add_epi32(total, _mm256_madd_epi16(run, ones));
             }
@@ -154,29 +156,20 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize>(
-        weights: &[__m256i; N],
-        x: *const i8,
-        _sum: i32,
-    ) -> __m256 {
+    unsafe fn dot_signed<const N: usize, const RUN: usize>(weights: &[__m256i; N], x: *const i8, _sum: i32) -> __m256 {
         // SAFETY: AVX2 is there and `x` is valid for 4N bytes by the contract.
         unsafe {
             let ones = _mm256_set1_epi16(1);
             let mut total = _mm256_setzero_si256();
-            for start in (0..N).step_by(RUN) {
+            for group in 0..N / RUN {
+                let start = group * RUN;
                 let mut run = signed_product(weights[start], x.add(4 * start));
-                for j in start + 1..start + RUN {
-                    run = _mm256_add_epi16(run, signed_product(weights[j], x.add(4 * j)));
+                for j in 1..RUN {
+                    run = _mm256_add_epi16(run, signed_product(weights[start + j], x.add(4 * (start + j))));
                 }
                 total = _mm256_add_epi32(total, _mm256_madd_epi16(run, ones));
             }
             _mm256_cvtepi32_ps(total)
         }
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 }

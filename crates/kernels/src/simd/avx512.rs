@@ -131,33 +131,23 @@ impl Simd for Avx512 {
         // SAFETY: VNNI is there and `x` is valid for 4N bytes by the contract.
         unsafe {
             let mut total = _mm512_setzero_si512();
-            for (j, &vector) in weights.iter().enumerate() {
-                total = _mm512_dpbusd_epi32(total, vector, spread(x.add(4 * j)));
+            for j in 0..N {
+                total = _mm512_dpbusd_epi32(total, weights[j], spread(x.add(4 * j)));
             }
             _mm512_cvtepi32_ps(total)
         }
     }
     #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize>(
-        weights: &[__m512i; N],
-        x: *const i8,
-        sum: i32,
-    ) -> __m512 {
+    unsafe fn dot_signed<const N: usize, const RUN: usize>(weights: &[__m512i; N], x: *const i8, sum: i32) -> __m512 {
         // The instruction wants unsigned weights: w + 128, whose share of 128 times the sum of x is taken off first.
         // SAFETY: VNNI is there and `x` is valid for 4N bytes by the contract.
         unsafe {
             let mut total = _mm512_set1_epi32(-128 * sum);
-            for (j, &vector) in weights.iter().enumerate() {
-                let unsigned = _mm512_xor_si512(vector, _mm512_set1_epi8(-128));
+            for j in 0..N {
+                let unsigned = _mm512_xor_si512(weights[j], _mm512_set1_epi8(-128));
                 total = _mm512_dpbusd_epi32(total, unsigned, spread(x.add(4 * j)));
             }
             _mm512_cvtepi32_ps(total)
         }
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 }

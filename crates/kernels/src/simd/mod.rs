@@ -2,7 +2,10 @@
 //!
 //! A kernel body is written once, generic over [`Simd`]; every set thus runs the same arithmetic in the same order.
 //! What differs is only the width of a panel ([`Simd::LANES`] outputs) and how 8-bit products are summed, which is
-//! exact in every variant. Nothing that knows a weight format may enter: see `matrix/quant.rs` for those.
+//! exact in every variant. Loops over arrays of vectors count by index, so that they unroll early and the vectors stay
+//! in registers. Nothing that knows a weight format may enter: see `matrix/quant.rs` for those.
+
+#![allow(clippy::needless_range_loop)]
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -75,7 +78,4 @@ pub(crate) trait Simd: Copy {
         x: *const i8,
         sum: i32,
     ) -> Self::Floats;
-
-    /// Asks for the cache line at `from`; the address need not be valid.
-    unsafe fn prefetch(from: *const u8);
 }

@@ -137,7 +137,4 @@ impl Simd for Portable {
         // SAFETY: `x` is valid for 4N bytes by the contract.
         unsafe { sums(weights, x, |b| i32::from(b as i8)) }
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(_from: *const u8) {}
 }
