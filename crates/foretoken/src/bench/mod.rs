@@ -1,0 +1,26 @@
+//! Measurements. Whatever a bench prints it measured in that run; `--json` writes the same to a file.
+
+mod curve;
+mod kernels;
+mod probes;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// The machine's ceilings, and what one forward of N rows costs: the verify cost curve
+    Kernels(kernels::KernelsArgs),
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    match &args.what {
+        What::Kernels(args) => kernels::run(args),
+    }
+}

@@ -1,0 +1,135 @@
+//! What every subcommand that runs a model shares: its options, and the way from a name to a loaded model.
+
+use std::num::NonZeroUsize;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use kernels::{Compute, Isa, KvFormat, Pool};
+use model::chat::ChatTemplate;
+use model::config::Config;
+use model::source::{self, Kind, Located};
+use model::tokenizer::Tokenizer;
+use model::weights::Weights;
+use model::{LoadOptions, Model};
+
+use crate::machine;
+use crate::progress::Bar;
+
+/// Which model to run, and on what.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// A Hugging Face repository, a directory, a .gguf file or pip:PACKAGE [default: SmolLM2-135M-Instruct]
+    #[arg(long, short, value_name = "MODEL")]
+    model: Option<String>,
+    /// Threads to compute with [default: all cores]
+    #[arg(long, short, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Instruction set: portable, avx2 or avx512 [default: the best that this machine has]
+    #[arg(long, value_name = "SET")]
+    isa: Option<Isa>,
+    /// Multiply quantised weights as they are, or decoded to f32 (slow; to compare with other programs)
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = ComputeMode::Quantised)]
+    compute: ComputeMode,
+    /// Number format of keys and values in memory
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = KvMode::F16)]
+    kv_format: KvMode,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ComputeMode {
+    Quantised,
+    F32,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum KvMode {
+    F16,
+    F32,
+}
+
+/// A model ready to run.
+pub(crate) struct Loaded {
+    /// What it is called.
+    pub(crate) name: String,
+    /// Size of its weight files.
+    pub(crate) bytes_on_disk: u64,
+    pub(crate) model: Model,
+    pub(crate) tokenizer: Tokenizer,
+    /// `None` where the model has none, or it was not asked for.
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) pool: Pool,
+    pub(crate) isa: Isa,
+    pub(crate) compute: Compute,
+    pub(crate) kv_format: KvFormat,
+}
+
+impl ModelArgs {
+    /// Finds or fetches the model and loads it. `with_template` says whether a chat template will be needed: a broken
+    /// one must not stop a use that does without.
+    ///
+    /// # Errors
+    /// When the model cannot be had, read or run here.
+    pub(crate) fn load(&self, with_template: bool) -> Result<Loaded> {
+        let isa = self.isa()?;
+        let threads = self.threads.or(NonZeroUsize::new(machine::cores())).unwrap_or(NonZeroUsize::MIN);
+        let compute = match self.compute {
+            ComputeMode::Quantised => Compute::Stored,
+            ComputeMode::F32 => Compute::F32,
+        };
+        let kv_format = match self.kv_format {
+            KvMode::F16 => KvFormat::F16,
+            KvMode::F32 => KvFormat::F32,
+        };
+        let Located { kind, name } = locate(self.model.as_deref())?;
+        let pool = Pool::new(threads);
+        let context = || format!("cannot load {name}");
+        let (weights, config, tokenizer, template) = open(&kind, with_template).with_context(context)?;
+        tokenizer.check_vocab(config.vocab).with_context(context)?;
+        let model = Model::load(&weights, config, &pool, LoadOptions { isa, compute }).with_context(context)?;
+        let bytes_on_disk = weights.bytes_on_disk();
+        Ok(Loaded { name, bytes_on_disk, model, tokenizer, template, pool, isa, compute, kv_format })
+    }
+
+    fn isa(&self) -> Result<Isa> {
+        match self.isa {
+            Some(isa) if !isa.runs_here() => {
+                let available: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
+                bail!("--isa {isa} does not run on this machine; it has {}", available.join(", "))
+            }
+            Some(isa) => Ok(isa),
+            None => Ok(Isa::detect()),
+        }
+    }
+}
+
+/// Finds or fetches the model of that name, or the default one, with a progress bar on stderr.
+///
+/// # Errors
+/// When the name names nothing, or the model cannot be fetched.
+pub(crate) fn locate(model: Option<&str>) -> Result<Located> {
+    let progress = Bar::new();
+    Ok(match model {
+        Some(name) => source::locate(&name.parse()?, &progress)?,
+        None => source::locate_default(&progress, &|notice| eprintln!("{notice}"))?,
+    })
+}
+
+fn open(kind: &Kind, with_template: bool) -> Result<(Weights, Config, Tokenizer, Option<ChatTemplate>)> {
+    match kind {
+        Kind::Directory(dir) => {
+            let config = Config::from_dir(dir)?;
+            let tokenizer = Tokenizer::from_dir(dir)?;
+            let template = if with_template { ChatTemplate::from_dir(dir)? } else { None };
+            Ok((Weights::open_dir(dir)?, config, tokenizer, template))
+        }
+        Kind::Gguf(path) => {
+            let weights = Weights::open_gguf(path)?;
+            let gguf = weights.gguf().with_context(|| format!("'{}' is no GGUF file", path.display()))?;
+            let config = Config::from_gguf(gguf)?;
+            let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
+            let template = if with_template { ChatTemplate::from_gguf(gguf.metadata(), &tokenizer)? } else { None };
+            Ok((weights, config, tokenizer, template))
+        }
+    }
+}

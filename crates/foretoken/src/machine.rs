@@ -1,0 +1,83 @@
+//! The machine that a figure was measured on, and the memory that the process has used.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+/// Instruction sets worth naming beside a figure: those that matrix kernels are written for.
+const TELLING_FLAGS: [&str; 13] = [
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "asimd",
+    "asimddp",
+    "i8mm",
+];
+
+/// What a report says of the machine. Fields that the system does not tell are null.
+pub(crate) fn describe() -> Value {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = field(&cpuinfo, "flags").or_else(|| field(&cpuinfo, "Features")).unwrap_or_default();
+    let flags: Vec<&str> = flags.split_whitespace().filter(|flag| TELLING_FLAGS.contains(flag)).collect();
+    json!({
+        "cpu": field(&cpuinfo, "model name"),
+        "flags": flags,
+        "cores": cores(),
+        "memory_bytes": proc_bytes("/proc/meminfo", "MemTotal"),
+        "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+    })
+}
+
+/// The machine in one line, for people.
+pub(crate) fn one_line() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH);
+    format!("{cpu}, {} cores", cores())
+}
+
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The most memory that the process has held at once, in bytes; `None` where the system does not tell.
+pub(crate) fn peak_memory() -> Option<u64> {
+    proc_bytes("/proc/self/status", "VmHWM")
+}
+
+fn proc_bytes(path: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let kib: u64 = field(&text, name)?.strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The value of the first `name : value` line.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| key.trim() == name).map(|(_, v)| v.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_proc_files() {
+        let text = "processor\t: 0\nmodel name\t: A Chip: fast\nVmHWM:\t  1234 kB\n";
+        assert_eq!(field(text, "model name"), Some("A Chip: fast"));
+        assert_eq!(field(text, "VmHWM"), Some("1234 kB"));
+        assert_eq!(field(text, "absent"), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn this_process_uses_memory() {
+        assert!(peak_memory().is_some_and(|bytes| bytes > 1 << 16));
+    }
+}

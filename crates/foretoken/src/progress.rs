@@ -1,0 +1,45 @@
+//! Shows downloads on stderr: a bar on a terminal, a line elsewhere.
+
+use std::cell::RefCell;
+use std::io::{self, IsTerminal};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use model::source::Progress;
+
+/// A bar for one download after another.
+pub(crate) struct Bar {
+    bar: RefCell<ProgressBar>,
+}
+
+impl Bar {
+    pub(crate) fn new() -> Self {
+        Self { bar: RefCell::new(ProgressBar::hidden()) }
+    }
+}
+
+impl Progress for Bar {
+    fn start(&self, label: &str, total: Option<u64>) {
+        if !io::stderr().is_terminal() {
+            let size = total.map(|bytes| format!(" ({:.1} MB)", bytes as f64 / 1e6)).unwrap_or_default();
+            eprintln!("{label}{size} ...");
+            return;
+        }
+        let (bar, template) = match total {
+            Some(total) => (ProgressBar::new(total), "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}"),
+            None => (ProgressBar::new_spinner(), "{msg} {spinner} {bytes} {bytes_per_sec}"),
+        };
+        // The default style stands in if a template should not parse: a bar is no reason to fail a download.
+        let bar =
+            bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(label.to_owned());
+        self.bar.replace(bar);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.bar.borrow().inc(bytes);
+    }
+
+    fn finish(&self) {
+        self.bar.borrow().finish_and_clear();
+    }
+}

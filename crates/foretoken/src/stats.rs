@@ -1,0 +1,60 @@
+//! Medians: the one way in which this program condenses repeated measurements.
+
+use serde_json::{Value, json};
+
+/// Seconds of repeated measurements of one thing.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Samples {
+    seconds: Vec<f64>,
+}
+
+impl Samples {
+    pub(crate) fn push(&mut self, seconds: f64) {
+        let at = self.seconds.partition_point(|&other| other < seconds);
+        self.seconds.insert(at, seconds);
+    }
+
+    /// The middle sample (the mean of the two middle ones); NaN when there is none.
+    pub(crate) fn median(&self) -> f64 {
+        let n = self.seconds.len();
+        match n {
+            0 => f64::NAN,
+            _ => (self.seconds[(n - 1) / 2] + self.seconds[n / 2]) / 2.0,
+        }
+    }
+
+    pub(crate) fn min(&self) -> f64 {
+        self.seconds.first().copied().unwrap_or(f64::NAN)
+    }
+
+    pub(crate) fn max(&self) -> f64 {
+        self.seconds.last().copied().unwrap_or(f64::NAN)
+    }
+
+    /// Median, extremes (milliseconds) and count.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({
+            "median_ms": self.median() * 1e3,
+            "min_ms": self.min() * 1e3,
+            "max_ms": self.max() * 1e3,
+            "samples": self.seconds.len(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_and_extremes_of_unsorted_samples() {
+        let mut samples = Samples::default();
+        assert!(samples.median().is_nan());
+        for second in [3.0, 1.0, 2.0] {
+            samples.push(second);
+        }
+        assert_eq!((samples.min(), samples.median(), samples.max()), (1.0, 2.0, 3.0));
+        samples.push(10.0);
+        assert_eq!(samples.median(), 2.5);
+    }
+}
