@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-/// What came before: how often each token is in the prompt and in the output, kept up token by token.
+/// All tokens of a request, prompt first, and how often each occurs, kept up token by token.
 ///
 /// Speculation pushes its drafts to process row j as if drafts 1..j−1 had been committed, and truncates afterwards.
 #[derive(Debug, Clone, Default)]
 pub struct History {
-    outputs: Vec<u32>,
+    tokens: Vec<u32>,
+    prompt_len: usize,
     counts: HashMap<u32, Count>,
 }
 
@@ -22,23 +23,29 @@ impl History {
     /// The history of a request that has its prompt and no output yet.
     pub fn new(prompt: &[u32]) -> Self {
         let counts = prompt.iter().map(|&token| (token, Count { in_prompt: true, outputs: 0 })).collect();
-        Self { outputs: Vec::new(), counts }
+        Self { tokens: prompt.to_vec(), prompt_len: prompt.len(), counts }
+    }
+
+    /// Prompt and output, each token at its absolute position.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     /// The output tokens so far, in order.
     pub fn outputs(&self) -> &[u32] {
-        &self.outputs
+        &self.tokens[self.prompt_len..]
     }
 
     /// Appends an output token.
     pub fn push(&mut self, token: u32) {
-        self.outputs.push(token);
+        self.tokens.push(token);
         self.counts.entry(token).or_default().outputs += 1;
     }
 
-    /// Takes back the newest output tokens until `len` are left. Does nothing if there are no more than that.
-    pub fn truncate(&mut self, len: usize) {
-        for token in self.outputs.drain(len.min(self.outputs.len())..) {
+    /// Takes back the newest output tokens until `outputs` are left. Does nothing if there are no more than that.
+    pub fn truncate(&mut self, outputs: usize) {
+        let len = self.tokens.len().min(self.prompt_len + outputs);
+        for token in self.tokens.drain(len..) {
             if let Some(count) = self.counts.get_mut(&token) {
                 count.outputs -= 1;
                 if *count == Count::default() {
@@ -70,6 +77,7 @@ mod tests {
             kept.iter().chain(&drafts).for_each(|&token| history.push(token));
             history.truncate(kept.len());
             prop_assert_eq!(history.outputs(), &kept[..]);
+            prop_assert_eq!(history.tokens(), [&prompt[..], &kept[..]].concat());
             let mut counts: Vec<_> = history.counts().collect();
             counts.sort_unstable_by_key(|&(token, _)| token);
             let recount: Vec<_> = (0u32..8)

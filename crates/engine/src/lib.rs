@@ -5,20 +5,26 @@
 //! terminal may not enter.
 //!
 //! Two rules bind it. A token is a function of the model, the prompt, the sampling parameters and the seed alone: the
-//! noise is keyed ([`gumbel`]), and nothing here looks at batch mates, at a clock or at a thread. And every token,
+//! noise is keyed ([`gumbel`]), and no choice looks at batch mates, at a clock or at a thread. And every token,
 //! drafted or not, is committed one by one through the same function.
 
+mod engine;
 mod history;
 mod math;
 mod noise;
 mod params;
 mod process;
+mod request;
 mod sampler;
 mod stop;
+mod timings;
 
+pub use engine::{Engine, EngineOptions, GenerateError, Generation};
 pub use history::History;
 pub use noise::{BLOCK, MAX_GUMBEL, MIN_GUMBEL, NoiseKey, gumbel};
 pub use params::{ParamsError, SamplingParams};
 pub use process::Scratch;
+pub use request::{CommitError, Committed, Delta, FinishReason, Limits, Request, RequestError, Usage};
 pub use sampler::{SampleError, Sampled, Sampler};
 pub use stop::{Released, StopMatcher};
+pub use timings::Timings;

@@ -184,15 +184,18 @@ mod tests {
         let uniform = |g: f64| (-(-g).exp()).exp() - 0.5;
         let other_choice = NoiseKey { choice: 1, ..KEY };
         let other_seed = NoiseKey { seed: KEY.seed + 1, ..KEY };
-        let pairs: [(&str, Box<dyn Fn(u32) -> (f64, f64)>); 5] = [
-            ("token of a block", Box::new(|i| (gumbel(&KEY, i, 5), gumbel(&KEY, i, 6)))),
-            ("token of the next block", Box::new(|i| (gumbel(&KEY, i, 5), gumbel(&KEY, i, 69)))),
-            ("position", Box::new(|i| (gumbel(&KEY, 2 * i, 5), gumbel(&KEY, 2 * i + 1, 5)))),
-            ("choice", Box::new(|i| (gumbel(&KEY, i, 5), gumbel(&other_choice, i, 5)))),
-            ("seed", Box::new(|i| (gumbel(&KEY, i, 5), gumbel(&other_seed, i, 5)))),
+        // For each kind the neighbour's key, how many positions later it is, and its token. The positions are even ones,
+        // so that no two pairs share a draw.
+        let neighbours = [
+            ("token of a block", KEY, 0, 6),
+            ("token of the next block", KEY, 0, 69),
+            ("position", KEY, 1, 5),
+            ("choice", other_choice, 0, 5),
+            ("seed", other_seed, 0, 5),
         ];
-        for (name, pair) in pairs {
-            let sum: f64 = (0..n).map(&pair).map(|(a, b)| uniform(a) * uniform(b)).sum();
+        for (name, key, later, token) in neighbours {
+            let pair = |i| uniform(gumbel(&KEY, 2 * i, 5)) * uniform(gumbel(&key, 2 * i + later, token));
+            let sum: f64 = (0..n).map(pair).sum();
             // Uniforms have variance 1/12 each: this is a standard normal if they are independent.
             let z = 12.0 * sum / f64::from(n).sqrt();
             assert!(z.abs() < 3.5, "next {name}: {z}");

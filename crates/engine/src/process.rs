@@ -226,27 +226,27 @@ pub(crate) fn top_tokens(scratch: &mut Scratch, row: &[f32], k: usize) -> Vec<(u
 /// Keeps the smallest set of best candidates that holds `p` of their probability; no candidates stand for the whole
 /// row.
 fn top_p(row: &[f32], block_max: &[f32], p: f32, candidates: &mut Vec<Candidate>) {
-    let p = f64::from(p);
-    let total = if candidates.is_empty() {
+    if candidates.is_empty() {
         let total = sum_exp(row, 0.0);
         // Tokens less likely than (1 − p) / vocab hold less than 1 − p between them, so the set is full before it comes
         // to them. Half of that, for rounding.
-        let floor = crate::math::ln(total * (1.0 - p) / row.len() as f64 / 2.0) as f32;
+        let floor = crate::math::ln(total * (1.0 - f64::from(p)) / row.len() as f64 / 2.0) as f32;
         gather(row, block_max, floor.min(0.0), candidates);
-        total
+        keep_mass(candidates, f64::from(p) * total * UNIT_MASS);
     } else {
-        mass(candidates)
-    };
-    keep_mass(candidates, p * total);
+        keep_mass(candidates, f64::from(p) * mass(candidates) as f64);
+    }
 }
 
 /// Keeps the candidates whose information content is nearest the entropy, until they hold `p` of the probability.
 fn typical(candidates: &mut Vec<Candidate>, p: f32) {
-    let total = mass(candidates);
-    let log_total = crate::math::ln(total);
+    // The entropy is a sum in f64, whose bits depend on the order.
+    candidates.sort_unstable_by_key(|candidate| candidate.token);
+    let total = mass(candidates) as f64;
+    let log_total = crate::math::ln(total / UNIT_MASS);
     // Entropy: Σ p (log total − z). A term with p = 0 is 0 even where z is hugely negative.
     let weighted: f64 = candidates.iter().map(|c| f64::from(exp(c.z)) * f64::from(c.z)).sum();
-    let entropy = log_total - weighted / total;
+    let entropy = log_total - weighted * UNIT_MASS / total;
     for candidate in candidates.iter_mut() {
         let information = log_total - f64::from(candidate.z);
         candidate.rank = -((information - entropy).abs() as f32);
@@ -254,30 +254,44 @@ fn typical(candidates: &mut Vec<Candidate>, p: f32) {
     keep_mass(candidates, f64::from(p) * total);
 }
 
-/// Σ e^z of the candidates, in their order.
-fn mass(candidates: &[Candidate]) -> f64 {
-    candidates.iter().map(|candidate| f64::from(exp(candidate.z))).sum()
+/// The mass e^z = 1 in the units that masses are summed in: as whole numbers, whose sum does not depend on the order.
+/// 2^20 tokens of this mass fit a u64; what is lost of a token is at most 2^−45 of the likeliest.
+const UNIT_MASS: f64 = (1u64 << 44) as f64;
+
+/// Σ e^z of the candidates, in units of 1 / [`UNIT_MASS`].
+fn mass(candidates: &[Candidate]) -> u64 {
+    candidates.iter().map(|candidate| (f64::from(exp(candidate.z)) * UNIT_MASS + 0.5) as u64).sum()
 }
 
-/// Keeps the best candidates up to and with the one that brings their mass to `target`, best first.
+/// Keeps the best candidates up to and with the one that brings their mass to `target`, in no particular order.
 ///
-/// Sorts no more than it needs: the best 64, then the next 256, and so on.
+/// Looks at the best 64, then at the next 256 and so on until the target lies among those looked at, and halves those
+/// until few enough are left to sort: the time is in proportion to the candidates.
 fn keep_mass(candidates: &mut Vec<Candidate>, target: f64) {
-    let (mut done, mut chunk, mut sum) = (0, 64, 0.0f64);
-    while done < candidates.len() {
-        let rest = &mut candidates[done..];
-        let n = chunk.min(rest.len());
-        if n < rest.len() {
-            rest.select_nth_unstable_by(n - 1, Candidate::order);
+    let (mut kept, mut sum, mut step) = (0, 0, FEW);
+    let mut end = candidates.len();
+    while kept < end {
+        let rest = &mut candidates[kept..end];
+        if rest.len() <= FEW {
+            rest.sort_unstable_by(Candidate::order);
+            let reached = rest.iter().position(|candidate| {
+                sum += mass(std::slice::from_ref(candidate));
+                sum as f64 >= target
+            });
+            kept += reached.map_or(rest.len(), |i| i + 1);
+            break;
         }
-        rest[..n].sort_unstable_by(Candidate::order);
-        for i in 0..n {
-            sum += f64::from(exp(rest[i].z));
-            if sum >= target {
-                return candidates.truncate(done + i + 1);
-            }
+        let n = step.min(rest.len() / 2);
+        rest.select_nth_unstable_by(n - 1, Candidate::order);
+        let best = mass(&rest[..n]);
+        if (sum + best) as f64 >= target {
+            end = kept + n;
+        } else {
+            (kept, sum, step) = (kept + n, sum + best, 4 * step);
         }
-        done += n;
-        chunk *= 4;
     }
+    candidates.truncate(kept);
 }
+
+/// So many candidates are sorted rather than halved.
+const FEW: usize = 64;

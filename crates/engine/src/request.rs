@@ -1,0 +1,260 @@
+//! A request: its tokens, its text, when it ends, and the one function that commits a token.
+
+use model::detokenize::Detokenizer;
+use model::tokenizer::{Tokenizer, TokenizerError};
+
+use crate::history::History;
+use crate::params::{ParamsError, SamplingParams};
+use crate::process::Scratch;
+use crate::sampler::{SampleError, Sampled, Sampler};
+use crate::stop::StopMatcher;
+
+/// What a request may use of the model it is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens that can be sampled: ids below this.
+    pub vocab: usize,
+    /// Positions of prompt and output together.
+    pub context: usize,
+    /// Tokens by which the model ends its output.
+    pub eos: Vec<u32>,
+}
+
+/// A request that cannot run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// A sampling parameter is out of range.
+    #[error(transparent)]
+    Params(#[from] ParamsError),
+    /// There is nothing to continue.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// The prompt leaves no room for an output token.
+    #[error(
+        "the prompt has {prompt} tokens, and the context of {context} must hold them and at least one more: shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Positions of the context.
+        context: usize,
+    },
+    /// The prompt has a token that the model does not know.
+    #[error("token {token} at position {position} of the prompt is not below the vocabulary's {vocab}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Its place in the prompt.
+        position: usize,
+        /// Tokens of the vocabulary.
+        vocab: usize,
+    },
+}
+
+/// A token that cannot be committed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// The request has ended.
+    #[error("the request has ended: token {token} came too late")]
+    Ended {
+        /// The token.
+        token: u32,
+    },
+    /// The token has no text. It is not committed, and the request ends with [`FinishReason::Error`].
+    #[error("the text of token {token} cannot be had: {source}")]
+    Text {
+        /// The token.
+        token: u32,
+        /// What the tokenizer says.
+        source: TokenizerError,
+    },
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-sequence or stop token.
+    Stop,
+    /// A stop string.
+    StopString,
+    /// `max_tokens`, or the end of the context.
+    Length,
+    /// The receiver wanted no more.
+    Cancelled,
+    /// Logits or a token that nothing can be done with.
+    Error,
+}
+
+/// What one committed token adds to the answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delta {
+    /// The token.
+    pub token: u32,
+    /// Text that is now sure to stay. Often the token's own; less when a character is incomplete or a stop string may
+    /// have begun, more when that is resolved.
+    pub text: String,
+    /// The token's log-probability, if asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens and their log-probabilities, if asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// The outcome of a commit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Committed {
+    /// What the token adds.
+    pub delta: Delta,
+    /// Set when the request ends with this token.
+    pub finish: Option<FinishReason>,
+}
+
+/// Tokens of a request so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens committed, the one that ended the request included.
+    pub output_tokens: usize,
+}
+
+/// One choice of one request, from its prompt to its end.
+#[derive(Debug, Clone)]
+pub struct Request {
+    history: History,
+    sampler: Sampler,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    context: usize,
+    finish: Option<FinishReason>,
+}
+
+impl Request {
+    /// Choice number `choice` of a request to continue `prompt`.
+    ///
+    /// # Errors
+    /// [`RequestError`], before anything has run, when the parameters are out of range or the prompt does not fit.
+    pub fn new(
+        prompt: &[u32],
+        params: SamplingParams,
+        choice: u32,
+        limits: &Limits,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, RequestError> {
+        let Limits { vocab, context, ref eos } = *limits;
+        params.validate(vocab)?;
+        if prompt.is_empty() {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if prompt.len() >= context {
+            return Err(RequestError::PromptTooLong { prompt: prompt.len(), context });
+        }
+        if let Some(position) = prompt.iter().position(|&token| token as usize >= vocab) {
+            return Err(RequestError::UnknownToken { token: prompt[position], position, vocab });
+        }
+        Ok(Self {
+            history: History::new(prompt),
+            detokenizer: tokenizer.detokenizer(params.skip_special_tokens),
+            stops: StopMatcher::new(&params.stop),
+            sampler: Sampler::new(params, eos, choice),
+            context,
+            finish: None,
+        })
+    }
+
+    /// The tokens so far, prompt first, each at its absolute position.
+    pub fn tokens(&self) -> &[u32] {
+        self.history.tokens()
+    }
+
+    /// The committed tokens.
+    pub fn outputs(&self) -> &[u32] {
+        self.history.outputs()
+    }
+
+    /// What the next token is judged against. Speculation clones or extends it for the rows of its drafts.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// What chooses the tokens.
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    /// Tokens so far.
+    pub fn usage(&self) -> Usage {
+        let output_tokens = self.outputs().len();
+        Usage { prompt_tokens: self.tokens().len() - output_tokens, output_tokens }
+    }
+
+    /// Why the request ended, if it has.
+    pub fn finish(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// Samples the next token from the raw `logits` `[vocab]` of the newest one's row.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`]; the request then ends with [`FinishReason::Error`].
+    pub fn sample(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled, SampleError> {
+        // A position of the context: far below 2^32.
+        let position = self.tokens().len() as u32;
+        let sampled = self.sampler.sample(logits, &self.history, position, scratch);
+        if sampled.is_err() {
+            self.finish = Some(FinishReason::Error);
+        }
+        sampled
+    }
+
+    /// Ends the request where it is: the receiver wants no more.
+    pub fn cancel(&mut self) {
+        self.finish.get_or_insert(FinishReason::Cancelled);
+    }
+
+    /// Commits the next token, and ends the request if it is to end there.
+    ///
+    /// Everything that follows from a token follows from it here, for sampled and for verified tokens alike: history,
+    /// usage, text, log-probabilities, and the end. The token that ends the request is its last and counts in its
+    /// usage; the text ends before an end token, and before a stop string, which may have begun some tokens earlier.
+    ///
+    /// # Errors
+    /// [`CommitError`] if the request has ended already or the token has no text; nothing is committed.
+    pub fn commit(&mut self, sampled: Sampled) -> Result<Committed, CommitError> {
+        let Sampled { token, logprob, top } = sampled;
+        if self.finish.is_some() {
+            return Err(CommitError::Ended { token });
+        }
+        let may_stop = self.outputs().len() >= self.sampler.params().min_tokens;
+        let ends = may_stop && self.sampler.is_end(token);
+        let piece = if ends { self.detokenizer.finish() } else { self.text_of(token)? };
+        self.history.push(token);
+        let mut released = self.stops.push(&piece, may_stop);
+        if ends {
+            self.finish = Some(FinishReason::Stop);
+        } else if released.stopped {
+            self.finish = Some(FinishReason::StopString);
+        } else if self.is_full() {
+            self.finish = Some(FinishReason::Length);
+            let rest = self.stops.push(&self.detokenizer.finish(), may_stop);
+            released.text.push_str(&rest.text);
+            released.stopped = rest.stopped;
+        }
+        if self.finish.is_some() && !released.stopped {
+            released.text.push_str(&self.stops.finish());
+        }
+        Ok(Committed { delta: Delta { token, text: released.text, logprob, top }, finish: self.finish })
+    }
+
+    fn text_of(&mut self, token: u32) -> Result<String, CommitError> {
+        self.detokenizer.push(token).map_err(|source| {
+            self.finish = Some(FinishReason::Error);
+            CommitError::Text { token, source }
+        })
+    }
+
+    /// Whether no further token is allowed.
+    fn is_full(&self) -> bool {
+        let used_up = self.sampler.params().max_tokens.is_some_and(|max| self.outputs().len() >= max);
+        used_up || self.tokens().len() >= self.context
+    }
+}
