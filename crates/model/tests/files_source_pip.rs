@@ -1,6 +1,5 @@
 //! Models inside Python packages: the real default model, and pips that behave badly.
 
-
 use model::config::Config;
 use model::source::{Kind, ModelId, locate};
 use model::weights::{Origin, Weights};

@@ -153,10 +153,9 @@ pub(super) fn locate(settings: &Settings, repo: &HubRepo, progress: &dyn Progres
     if let Some(kind) = find(settings, repo) {
         return Ok(kind);
     }
-    let (endpoint, name) = (settings.endpoint.clone(), repo.to_string());
     if settings.offline {
         let problem = "it is not in the cache, and HF_HUB_OFFLINE forbids to ask".into();
-        return Err(SourceError::Unreachable { endpoint, repo: name, problem });
+        return Err(SourceError::Unreachable { hub: settings.hub(), repo: repo.to_string(), problem });
     }
     let _lock = settings.lock(&format!("hub--{}", repo.repo.replace('/', "--")))?;
     // Another process may have fetched it while this one waited.

@@ -65,13 +65,14 @@ impl<'a> Fetch<'a> {
         progress: &'a dyn Progress,
     ) -> Result<Self, SourceError> {
         let fail = |problem: String| failure(settings, repo, &problem);
-        let api = ApiBuilder::from_cache(Cache::new(settings.hub_cache.clone()))
-            .with_endpoint(settings.endpoint.clone())
+        let mut client = ApiBuilder::from_cache(Cache::new(settings.hub_cache.clone()))
             .with_token(settings.token.clone())
             .with_progress(false)
-            .with_user_agent("foretoken", env!("CARGO_PKG_VERSION"))
-            .build()
-            .map_err(|e| fail(e.to_string()))?;
+            .with_user_agent("foretoken", env!("CARGO_PKG_VERSION"));
+        if let Some(endpoint) = &settings.endpoint {
+            client = client.with_endpoint(endpoint.clone());
+        }
+        let api = client.build().map_err(|e| fail(e.to_string()))?;
         let remote = api.repo(repo.at(repo.revision()));
         let list = move |_| -> Result<Listing, String> {
             let mut answer = remote.info_request().query("blobs", "true").call().map_err(|e| e.to_string())?;
@@ -205,7 +206,7 @@ impl<'a> Fetch<'a> {
     }
 
     fn refuse(&self, problem: String) -> SourceError {
-        SourceError::Hub { endpoint: self.settings.endpoint.clone(), repo: self.repo.to_string(), problem }
+        SourceError::Hub { hub: self.settings.hub(), repo: self.repo.to_string(), problem }
     }
 }
 
@@ -217,15 +218,15 @@ fn status(problem: &str) -> Option<u16> {
 
 /// An error of the client as one of ours: with an answer from the hub, or without.
 fn failure(settings: &Settings, repo: &HubRepo, problem: &str) -> SourceError {
-    let (endpoint, repo) = (settings.endpoint.clone(), repo.to_string());
+    let (hub, repo) = (settings.hub(), repo.to_string());
     let problem = match status(problem) {
         Some(404) => "there is no such repository, revision or file (or it is private: then set HF_TOKEN)".into(),
         Some(401 | 403) => {
             "access is denied; accept the model's terms on its page and set HF_TOKEN to a token that may read it".into()
         }
-        _ => return SourceError::Unreachable { endpoint, repo, problem: problem.into() },
+        _ => return SourceError::Unreachable { hub, repo, problem: problem.into() },
     };
-    SourceError::Hub { endpoint, repo, problem }
+    SourceError::Hub { hub, repo, problem }
 }
 
 /// SHA-256 of a file, in lower-case hexadecimal digits.

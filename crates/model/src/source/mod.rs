@@ -55,20 +55,20 @@ pub enum SourceError {
         source: std::io::Error,
     },
     /// The hub does not answer, or in an unexpected way.
-    #[error("{endpoint} cannot be reached for {repo}: {problem}")]
+    #[error("{hub} cannot be reached for {repo}: {problem}")]
     Unreachable {
-        /// Address of the hub.
-        endpoint: String,
+        /// The hub, as errors call it.
+        hub: String,
         /// The repository.
         repo: String,
         /// What happened.
         problem: String,
     },
     /// The hub has answered, and the model cannot be had from it.
-    #[error("{repo} on {endpoint}: {problem}")]
+    #[error("{repo} on {hub}: {problem}")]
     Hub {
-        /// Address of the hub.
-        endpoint: String,
+        /// The hub, as errors call it.
+        hub: String,
         /// The repository.
         repo: String,
         /// What is wrong.
@@ -136,8 +136,8 @@ pub struct Settings {
     pub cache: PathBuf,
     /// The hub's cache, shared with other programs: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub hub_cache: PathBuf,
-    /// Address of the hub: `HF_ENDPOINT`.
-    pub endpoint: String,
+    /// Address of a hub other than the public one: `HF_ENDPOINT`.
+    pub endpoint: Option<String>,
     /// Access token of the hub: `HF_TOKEN`, or the file that its login writes.
     pub token: Option<String>,
     /// Whether the hub may not be asked: `HF_HUB_OFFLINE`.
@@ -168,12 +168,11 @@ impl Settings {
         let hub_home = path("HF_HOME").map_or_else(|| below("huggingface"), Ok)?;
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| hub_home.join("token"));
         let saved = || std::fs::read_to_string(token_file).ok().map(|t| t.trim().to_string());
-        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         let offline = text("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
         Ok(Settings {
             cache,
             hub_cache: path("HF_HUB_CACHE").or(path("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| hub_home.join("hub")),
-            endpoint: endpoint.trim_end_matches('/').into(),
+            endpoint: text("HF_ENDPOINT").map(|e| e.trim_end_matches('/').into()),
             token: text("HF_TOKEN").or_else(saved).filter(|t| !t.is_empty()),
             offline: matches!(offline.as_str(), "1" | "true" | "yes" | "on"),
             python: path("FORETOKEN_PYTHON").unwrap_or_else(|| "python3".into()),
@@ -230,6 +229,11 @@ impl Settings {
     /// When a cache directory exists and cannot be read.
     pub fn cached(&self) -> Result<Vec<CachedModel>, SourceError> {
         cached::all(self)
+    }
+
+    /// What errors call the hub.
+    fn hub(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| "the Hugging Face hub".into())
     }
 
     /// Waits until no other process fetches the thing called `name`. The lock goes when the file is dropped.

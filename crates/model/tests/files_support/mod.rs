@@ -10,10 +10,12 @@ pub(crate) struct Writer {
     pub(crate) version: u32,
     /// Key, value type, value bytes.
     pub(crate) entries: Vec<(String, u32, Vec<u8>)>,
-    /// Name, dimensions fastest first, type number, offset, bytes.
-    pub(crate) tensors: Vec<(String, Vec<u64>, u32, u64, Vec<u8>)>,
+    pub(crate) tensors: Vec<TensorEntry>,
     pub(crate) alignment: usize,
 }
+
+/// Name, dimensions fastest first, type number, offset, bytes.
+type TensorEntry = (String, Vec<u64>, u32, u64, Vec<u8>);
 
 pub(crate) fn string(s: &str) -> Vec<u8> {
     [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat()
