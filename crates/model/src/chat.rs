@@ -103,8 +103,10 @@ pub struct ChatTemplate {
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// Instructions and bytes that one rendering may cost: about a second. A long conversation needs a thousandth.
-const FUEL: u64 = 100_000_000;
+/// Instructions, and bytes of intermediate texts, that one rendering may cost (well under a second), and what each byte
+/// of the conversation adds to that. A template in use takes some hundred a message and less than ten a byte.
+const FUEL: u64 = 10_000_000;
+const FUEL_PER_BYTE: u64 = 50;
 
 /// Nesting of calls and loops that a template may use.
 const RECURSION: usize = 200;
@@ -168,7 +170,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError::Refused`] and [`TemplateError::Render`].
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        self.render_messages(Jinja::from(Serde(messages)), options)
+        self.render_messages(messages, options)
     }
 
     /// The text of a conversation whose messages are objects of any form that the template knows.
@@ -176,23 +178,26 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::render`].
     pub fn render_values(&self, messages: &[Value], options: &RenderOptions) -> Result<String, TemplateError> {
-        self.render_messages(Jinja::from(Serde(messages)), options)
+        self.render_messages(messages, options)
     }
 
-    fn render_messages(&self, messages: Jinja, options: &RenderOptions) -> Result<String, TemplateError> {
+    fn render_messages(&self, messages: &[impl Serialize], options: &RenderOptions) -> Result<String, TemplateError> {
+        let bytes = json::len(&messages) + json::len(&options.tools) + json::len(&options.extra);
+        let mut environment = Environment::clone(&self.environment);
+        environment.set_fuel(Some(FUEL + FUEL_PER_BYTE * bytes as u64));
         // `tools` and `documents` are none, not undefined: templates ask `tools is not none`.
         let mut variables: BTreeMap<&str, Jinja> = BTreeMap::from([
-            ("messages", messages),
+            ("messages", Jinja::from(Serde(messages))),
             ("tools", Jinja::from(Serde(&options.tools))),
             ("documents", Jinja::from(())),
             ("add_generation_prompt", Jinja::from(options.add_generation_prompt)),
         ]);
         variables.extend(self.specials.iter().map(|(name, text)| (name.as_str(), Jinja::from(text.as_str()))));
         variables.extend(options.extra.iter().map(|(name, value)| (name.as_str(), Jinja::from(Serde(value)))));
-        let with_tools = options.tools.is_some().then(|| self.environment.get_template(TOOL_USE).ok()).flatten();
+        let with_tools = options.tools.is_some().then(|| environment.get_template(TOOL_USE).ok()).flatten();
         let template = match with_tools {
             Some(template) => template,
-            None => self.environment.get_template(DEFAULT).map_err(template_error)?,
+            None => environment.get_template(DEFAULT).map_err(template_error)?,
         };
         template.render(variables).map_err(template_error)
     }
@@ -202,7 +207,6 @@ impl ChatTemplate {
 fn environment() -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(print);
@@ -242,7 +246,7 @@ fn template_error(error: Error) -> TemplateError {
         cause = inner.source();
     }
     let reason = match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => format!("it takes more than {FUEL} steps"),
+        (ErrorKind::OutOfFuel, _) => "it takes far more steps than a conversation of this length should".to_owned(),
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };

@@ -33,6 +33,11 @@ pub(super) fn tojson(value: Jinja, options: Kwargs) -> Result<String, Error> {
     Ok(if ensure_ascii { escape_non_ascii(&text) } else { text })
 }
 
+/// Bytes that a value takes as JSON.
+pub(super) fn len(value: &impl Serialize) -> usize {
+    serde_json::to_vec(value).map_or(0, |json| json.len())
+}
+
 fn dumps(value: &Value, layout: Layout) -> Result<String, serde_json::Error> {
     let mut out = Vec::new();
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, layout))?;

@@ -53,10 +53,7 @@ pub(super) fn without_generation_blocks(source: &str) -> String {
         match word {
             "generation" => out.push_str(&tag.replace(word, "if true")),
             "endgeneration" => out.push_str(&tag.replace(word, "endif")),
-            _ => {
-                // Not `%}` itself: a tag may hold another `{%` only inside a string, and then as it is.
-                out.push_str(tag);
-            }
+            _ => out.push_str(tag),
         }
         out.push_str("%}");
         rest = &inside[close + 2..];

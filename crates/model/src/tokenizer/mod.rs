@@ -2,8 +2,8 @@
 //!
 //! A [`Tokenizer`] is built from a model directory (`tokenizer.json` and its side files) or from the vocabulary inside a
 //! GGUF file, and answers the same questions either way. Encoding is the `tokenizers` crate's, except for
-//! SentencePiece vocabularies of GGUF files, which carry scores instead of merges ([`pieces`]). Decoding is ours: every
-//! id has its bytes in a [`table::Table`], so a stream is decoded without looking back ([`crate::detokenize`]).
+//! SentencePiece vocabularies of GGUF files, which carry scores instead of merges (`pieces`). Decoding is ours: every
+//! id has its bytes in a `Table`, so a stream is decoded without looking back ([`crate::detokenize`]).
 //!
 //! Chat templates ([`crate::chat`]), sampling and stop strings may not enter.
 
@@ -110,7 +110,7 @@ pub enum TokenizerError {
 pub enum Specials {
     /// `<|im_end|>` in the text becomes the control token: for rendered chat templates.
     Parse,
-    /// `<|im_end|>` in the text stays nine ordinary characters: for text that a user wrote. No control id comes out.
+    /// `<|im_end|>` in the text stays ten ordinary characters: for text that a user wrote. No control id comes out.
     Plain,
 }
 

@@ -115,7 +115,8 @@ pub(crate) fn byte_level_bytes(spelling: &str) -> Vec<u8> {
 /// The byte of a SentencePiece byte token `<0xNN>`.
 pub(crate) fn byte_token(spelling: &str) -> Option<u8> {
     let hex = spelling.strip_prefix("<0x")?.strip_suffix('>')?;
-    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
+    let is_hex = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
+    is_hex.then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
 #[cfg(test)]

@@ -31,7 +31,8 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    fn from_type(token_type: i32) -> TokenKind {
+    /// From GGUF's number for it. Numbers without a meaning are ordinary text.
+    pub fn from_type(token_type: i32) -> TokenKind {
         match token_type {
             2 => TokenKind::Unknown,
             3 => TokenKind::Control,
