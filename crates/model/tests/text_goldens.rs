@@ -6,8 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use model::tokenizer::{Specials, TokenKind, Tokenizer, Vocabulary};
+use proptest::prelude::*;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -179,4 +181,40 @@ fn a_vocabulary_without_bytes_uses_the_unknown_token_or_says_so() {
     assert_eq!(known.encode("aé", Specials::Plain).unwrap(), [1, 2, 0]);
     let error = Tokenizer::from_vocabulary(tiny).unwrap().encode("aé", Specials::Plain).unwrap_err();
     assert!(error.to_string().contains('é'), "{error}");
+}
+
+/// A tokenizer of each rule for words, and one of pieces. The byte-level vocabulary has all bytes, so nothing is lost.
+static TOKENIZERS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
+    let (words, pieces) = (golden("text_byte_level.json"), golden("text_pieces.json"));
+    let of_words = |pre: &String| Vocabulary { pre: Some(pre.clone()), ..vocabulary(&words, "gpt2") };
+    let of_pieces = Vocabulary { add_space_prefix: Some(false), ..vocabulary(&pieces, "llama") };
+    let vocabularies = words.cases.keys().map(of_words).chain([of_pieces]);
+    vocabularies.map(|vocabulary| Tokenizer::from_vocabulary(vocabulary).unwrap()).collect()
+});
+
+proptest! {
+    #[test]
+    fn any_text_comes_back_and_plain_text_holds_no_control_tokens(
+        parts in prop::collection::vec(
+            prop_oneof![any::<String>(), "[ \\n\\r\\ta-cA-C0-9'<>|]{0,12}", Just("<|im_end|>".to_owned()), Just("</s>".to_owned())],
+            0..6
+        )
+    ) {
+        // U+2581 is how pieces spell a space, so it comes back as one.
+        let text = parts.concat().replace('\u{2581}', "");
+        for tokenizer in TOKENIZERS.iter() {
+            let plain = tokenizer.encode(&text, Specials::Plain).unwrap();
+            prop_assert!(plain.iter().all(|&id| !tokenizer.is_special(id)));
+            prop_assert_eq!(&tokenizer.decode(&plain, true).unwrap(), &text);
+            let parsed = tokenizer.encode(&text, Specials::Parse).unwrap();
+            prop_assert_eq!(&tokenizer.decode(&parsed, false).unwrap(), &text);
+        }
+    }
+}
+
+#[test]
+fn tokenizers_and_detokenizers_cross_threads() {
+    fn crosses<T: Clone + Send + Sync + 'static>(_: &T) {}
+    crosses(&TOKENIZERS[0]);
+    crosses(&TOKENIZERS[0].detokenizer(true));
 }
