@@ -21,7 +21,8 @@ const TELLING_FLAGS: [&str; 13] = [
     "i8mm",
 ];
 
-/// What a report says of the machine. Fields that the system does not tell are null.
+/// What a report says of the machine. Fields that the system does not tell are null. The load before a measurement
+/// says whether the machine was its own.
 pub(crate) fn describe() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = field(&cpuinfo, "flags").or_else(|| field(&cpuinfo, "Features")).unwrap_or_default();
@@ -31,6 +32,7 @@ pub(crate) fn describe() -> Value {
         "flags": flags,
         "cores": cores(),
         "memory_bytes": proc_bytes("/proc/meminfo", "MemTotal"),
+        "load": load(),
         "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
     })
 }
@@ -39,7 +41,13 @@ pub(crate) fn describe() -> Value {
 pub(crate) fn one_line() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH);
-    format!("{cpu}, {} cores", cores())
+    let load = load().map(|load| format!(", load {load:.1}")).unwrap_or_default();
+    format!("{cpu}, {} cores{load}", cores())
+}
+
+/// Processes that ran or wanted to run in the last minute, on average.
+fn load() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
 /// Cores that this process may use.

@@ -63,6 +63,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     if args.rows.contains(&0) || args.context == 0 || args.prompt == 0 || args.passes == 0 {
         bail!("--rows, --context, --prompt and --passes must be at least 1");
     }
+    let report = Report::new("kernels");
     let loaded = args.model.load(false)?;
     let longest = args.rows.iter().copied().chain([DECODE_STEPS]).max().unwrap_or(DECODE_STEPS);
     let positions = args.prompt.max(args.context + longest);
@@ -91,7 +92,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
         prompt: bench.prompt(args.prompt)?,
     };
     print_results(&mut out, args, &loaded, &results)?;
-    report(args, &loaded, &results).write(args.json.as_deref())
+    fill(report, args, &loaded, &results).write(args.json.as_deref())
 }
 
 /// One sequence of a loaded model, fed with tokens that mean nothing: their values do not change the time.
@@ -209,8 +210,7 @@ fn print_results(out: &mut impl Write, args: &KernelsArgs, loaded: &Loaded, resu
     Ok(())
 }
 
-fn report(args: &KernelsArgs, loaded: &Loaded, results: &Results) -> Report {
-    let mut report = Report::new("kernels");
+fn fill(mut report: Report, args: &KernelsArgs, loaded: &Loaded, results: &Results) -> Report {
     report.set("model", loaded.name.as_str());
     report.set("weight_bytes_on_disk", loaded.bytes_on_disk);
     report.set("weight_bytes_per_row", loaded.model.bytes_per_row());
