@@ -10,8 +10,12 @@ use std::time::Instant;
 
 use crate::Isa;
 
-/// Multiply-adds per operand vector pass; operands stay in the first-level cache.
+/// Operands of the multiply-adds: they stay in the first-level cache.
 const OPERAND_BYTES: usize = 4096;
+
+/// Operands on whole cache lines: a load that straddles two takes twice as long.
+#[repr(align(64))]
+struct Aligned<T>(T);
 
 /// Passes over the operands between two looks at the clock: some tens of milliseconds of work.
 const PASSES: usize = 1 << 17;
@@ -38,8 +42,8 @@ pub fn read_bandwidth(isa: Isa, threads: usize, bytes: usize, repeats: usize) ->
 pub fn int8_rate(isa: Isa, threads: usize, repeats: usize) -> f64 {
     let threads = threads.max(1);
     let work = |barrier: &Barrier| {
-        let operands = [1i8; OPERAND_BYTES];
-        timed(barrier, repeats, || int8_passes(isa, &operands))
+        let operands = Aligned([1i8; OPERAND_BYTES]);
+        timed(barrier, repeats, || int8_passes(isa, &operands.0))
     };
     (threads * PASSES * OPERAND_BYTES) as f64 / together(threads, repeats, work)
 }
@@ -48,8 +52,8 @@ pub fn int8_rate(isa: Isa, threads: usize, repeats: usize) -> f64 {
 pub fn f32_rate(isa: Isa, threads: usize, repeats: usize) -> f64 {
     let threads = threads.max(1);
     let work = |barrier: &Barrier| {
-        let operands = [1e-3f32; OPERAND_BYTES / size_of::<f32>()];
-        timed(barrier, repeats, || f32_passes(isa, &operands))
+        let operands = Aligned([1e-3f32; OPERAND_BYTES / size_of::<f32>()]);
+        timed(barrier, repeats, || f32_passes(isa, &operands.0))
     };
     (threads * PASSES * OPERAND_BYTES / size_of::<f32>()) as f64 / together(threads, repeats, work)
 }
@@ -119,7 +123,7 @@ fn f32_passes(isa: Isa, operands: &[f32; OPERAND_BYTES / 4]) {
     }
 }
 
-/// Eight running sums, so that the loop waits for memory and not for its own additions.
+/// Several vectors of running sums, so that the loop waits for memory and not for its own additions.
 #[inline(always)]
 fn sum(memory: &[u64]) -> u64 {
     let mut sums = [0u64; 32];
