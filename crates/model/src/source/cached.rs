@@ -44,10 +44,13 @@ fn directories(path: &Path) -> Result<Vec<PathBuf>, SourceError> {
     }
 }
 
-/// Bytes and number of the files in a directory. One that vanishes meanwhile counts nothing; locks are not part of a model.
+/// Bytes and number of the files in a directory. Locks and unfinished downloads, ours and other programs', do not count,
+/// nor does a file that vanishes meanwhile.
 fn size(path: &Path) -> (u64, usize) {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    let files = entries.filter(|e| e.path().extension().is_none_or(|e| e != "lock"));
+    let passing =
+        |path: &Path| ["lock", "part", "incomplete"].iter().any(|end| path.extension().is_some_and(|e| e == *end));
+    let files = entries.filter(|e| !passing(&e.path()));
     let sizes = files.filter_map(|e| e.metadata().ok()).filter(|m| m.is_file()).map(|m| m.len());
     sizes.fold((0, 0), |(bytes, files), size| (bytes + size, files + 1))
 }
