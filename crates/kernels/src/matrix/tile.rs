@@ -118,61 +118,97 @@ impl Unpacked {
     }
 }
 
-/// Adds one block's products to the sums of one row.
+/// Adds one block's products to the sums of `R` rows.
 #[inline(always)]
-unsafe fn step<S: Simd, Q: Quant>(sum: S::Floats, block: &Block<S>, bytes: *const i8, x: BlockScale) -> S::Floats {
-    // SAFETY: the caller's `bytes` is valid for a block, and the machine runs `S`.
+unsafe fn step<S: Simd, Q: Quant, const R: usize>(
+    sums: &mut [S::Floats; R],
+    block: &Block<S>,
+    (bytes, inputs): (*const i8, usize),
+    (scales, blocks): (*const BlockScale, usize),
+) {
+    // SAFETY: the rows at `bytes` and `scales` are valid for a block by the caller's contract, and the machine runs `S`.
     unsafe {
-        let scale = S::splat(x.scale);
+        let mut x = [BlockScale::default(); R];
+        for r in 0..R {
+            x[r] = *scales.add(r * blocks);
+        }
         if Q::HALVES {
-            let (first, last) = block.weights.split_at(4);
-            let first: &[S::Bytes; 4] = &*first.as_ptr().cast();
-            let last: &[S::Bytes; 4] = &*last.as_ptr().cast();
-            let low = S::dot_signed::<4, 4>(first, bytes, x.halves[0]);
-            let sum = S::fma(low, S::mul(block.scale[0], scale), sum);
-            let high = S::dot_signed::<4, 4>(last, bytes.add(16), x.halves[1]);
-            return S::fma(high, S::mul(block.scale[1], scale), sum);
+            let first: &[S::Bytes; 4] = &*block.weights.as_ptr().cast();
+            let last: &[S::Bytes; 4] = &*block.weights.as_ptr().add(4).cast();
+            let low = S::dot_signed::<4, 4, R>(first, bytes, inputs, half_sums(&x, 0));
+            let high = S::dot_signed::<4, 4, R>(last, bytes.add(16), inputs, half_sums(&x, 1));
+            for r in 0..R {
+                let scale = S::splat(x[r].scale);
+                sums[r] = S::fma(low[r], S::mul(block.scale[0], scale), sums[r]);
+                sums[r] = S::fma(high[r], S::mul(block.scale[1], scale), sums[r]);
+            }
+            return;
         }
         let products = if Q::SIGNED {
-            S::dot_signed::<8, 1>(&block.weights, bytes, x.halves[0] + x.halves[1])
+            let (low, high) = (half_sums(&x, 0), half_sums(&x, 1));
+            let mut both = [0; R];
+            for r in 0..R {
+                both[r] = low[r] + high[r];
+            }
+            S::dot_signed::<8, 1, R>(&block.weights, bytes, inputs, both)
         } else if Q::RUN == 8 {
-            S::dot::<8, 8>(&block.weights, bytes)
+            S::dot::<8, 8, R>(&block.weights, bytes, inputs)
         } else {
-            S::dot::<8, 4>(&block.weights, bytes)
+            S::dot::<8, 4, R>(&block.weights, bytes, inputs)
         };
-        let sum = S::fma(products, S::mul(block.scale[0], scale), sum);
-        if Q::MIN { S::fma(block.min, S::splat(x.sum), sum) } else { sum }
+        for r in 0..R {
+            sums[r] = S::fma(products[r], S::mul(block.scale[0], S::splat(x[r].scale)), sums[r]);
+            if Q::MIN {
+                sums[r] = S::fma(block.min, S::splat(x[r].sum), sums[r]);
+            }
+        }
     }
 }
 
+/// The sums of one half of each row's block.
+#[inline(always)]
+fn half_sums<const R: usize>(x: &[BlockScale; R], half: usize) -> [i32; R] {
+    let mut sums = [0; R];
+    for r in 0..R {
+        sums[r] = x[r].halves[half];
+    }
+    sums
+}
+
 /// `R` rows from `row` on by one panel, unpacked to `copy` where `COPY`.
+///
+/// `next` is the panel after this one: its bytes are asked for on the way, so that they arrive while this one is
+/// multiplied. The machine's own prefetching stops at page borders, and a panel is about a page.
 #[inline(always)]
 unsafe fn quantised_tile<S: Simd, Q: Quant, const R: usize, const COPY: bool>(
     packed: *const u8,
     copy: &Unpacked,
     x: Left,
     row: usize,
-    panel: usize,
-    out: Out,
+    next: Option<*const u8>,
+    (panel, out): (usize, Out),
 ) {
     let blocks = x.inputs / BLOCK;
+    let chunk_bytes = Q::chunk_bytes(S::LANES);
     // SAFETY: the machine runs `S`; the panel holds `inputs` inputs and both sides have rows `row..row + R`.
     unsafe {
         let mut sums = [S::splat(0.0); R];
         let bytes = x.bytes.add(row * x.inputs);
         let scales = x.scales.add(row * blocks);
         for chunk in 0..blocks / Q::BLOCKS {
+            if let Some(next) = next {
+                for line in (0..chunk_bytes).step_by(64) {
+                    S::prefetch(next.wrapping_add(chunk * chunk_bytes + line));
+                }
+            }
             for part in 0..Q::BLOCKS {
                 let at = chunk * Q::BLOCKS + part;
                 let block = if COPY {
                     copy.get::<S, Q>(at)
                 } else {
-                    Q::load::<S>(packed.add(chunk * Q::chunk_bytes(S::LANES)), part)
+                    Q::load::<S>(packed.add(chunk * chunk_bytes), part)
                 };
-                for r in 0..R {
-                    let x_block = *scales.add(r * blocks + at);
-                    sums[r] = step::<S, Q>(sums[r], &block, bytes.add(r * x.inputs + at * BLOCK), x_block);
-                }
+                step::<S, Q, R>(&mut sums, &block, (bytes.add(at * BLOCK), x.inputs), (scales.add(at), blocks));
             }
         }
         for r in 0..R {
@@ -210,12 +246,13 @@ pub(super) unsafe fn quantised<S: Simd, Q: Quant>(
                 }
                 for tile in tile_sizes(rows, S::ROWS) {
                     let row = start + tile.start;
+                    let next = (tile.start == 0).then(|| packed.wrapping_add(panel_bytes));
                     macro_rules! tile {
                         ($r:literal) => {
                             if copied {
-                                quantised_tile::<S, Q, $r, true>(packed, &copy, x, row, panel, out)
+                                quantised_tile::<S, Q, $r, true>(packed, &copy, x, row, next, (panel, out))
                             } else {
-                                quantised_tile::<S, Q, $r, false>(packed, &copy, x, row, panel, out)
+                                quantised_tile::<S, Q, $r, false>(packed, &copy, x, row, next, (panel, out))
                             }
                         };
                     }

@@ -28,7 +28,7 @@ unsafe fn signed_product(weights: __m256i, x: *const i8) -> __m256i {
 
 impl Simd for Avx2 {
     const LANES: usize = 8;
-    const ROWS: usize = 4;
+    const ROWS: usize = 8;
     const DENSE_ROWS: usize = 6;
     type Bytes = __m256i;
     type Floats = __m256;
@@ -138,38 +138,68 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const RUN: usize>(weights: &[__m256i; N], x: *const i8) -> __m256 {
-        // SAFETY: AVX2 is there and `x` is valid for 4N bytes by the contract.
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
+        weights: &[__m256i; N],
+        x: *const i8,
+        stride: usize,
+    ) -> [__m256; R] {
+        // SAFETY: AVX2 is there and row `r` is valid for 4N bytes by the contract.
         unsafe {
             let ones = _mm256_set1_epi16(1);
-            let mut total = _mm256_setzero_si256();
+            let mut totals = [_mm256_setzero_si256(); R];
             for group in 0..N / RUN {
-                let start = group * RUN;
-                let mut run = _mm256_maddubs_epi16(weights[start], spread(x.add(4 * start)));
-                for j in 1..RUN {
-                    let product = _mm256_maddubs_epi16(weights[start + j], spread(x.add(4 * (start + j))));
-                    run = _mm256_add_epi16(run, product);
+                let mut runs = [_mm256_setzero_si256(); R];
+                for j in group * RUN..(group + 1) * RUN {
+                    for r in 0..R {
+                        let product = _mm256_maddubs_epi16(weights[j], spread(x.add(r * stride + 4 * j)));
+                        runs[r] = _mm256_add_epi16(runs[r], product);
+                    }
                 }
-                total = _mm256_add_epi32(total, _mm256_madd_epi16(run, ones));
+                for r in 0..R {
+                    totals[r] = _mm256_add_epi32(totals[r], _mm256_madd_epi16(runs[r], ones));
+                }
             }
-            _mm256_cvtepi32_ps(total)
+            let mut floats = [_mm256_setzero_ps(); R];
+            for r in 0..R {
+                floats[r] = _mm256_cvtepi32_ps(totals[r]);
+            }
+            floats
         }
     }
     #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize>(weights: &[__m256i; N], x: *const i8, _sum: i32) -> __m256 {
-        // SAFETY: AVX2 is there and `x` is valid for 4N bytes by the contract.
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
+        weights: &[__m256i; N],
+        x: *const i8,
+        stride: usize,
+        _sums: [i32; R],
+    ) -> [__m256; R] {
+        // SAFETY: AVX2 is there and row `r` is valid for 4N bytes by the contract.
         unsafe {
             let ones = _mm256_set1_epi16(1);
-            let mut total = _mm256_setzero_si256();
+            let mut totals = [_mm256_setzero_si256(); R];
             for group in 0..N / RUN {
-                let start = group * RUN;
-                let mut run = signed_product(weights[start], x.add(4 * start));
-                for j in 1..RUN {
-                    run = _mm256_add_epi16(run, signed_product(weights[start + j], x.add(4 * (start + j))));
+                let mut runs = [_mm256_setzero_si256(); R];
+                for j in group * RUN..(group + 1) * RUN {
+                    for r in 0..R {
+                        let product = signed_product(weights[j], x.add(r * stride + 4 * j));
+                        runs[r] = _mm256_add_epi16(runs[r], product);
+                    }
                 }
-                total = _mm256_add_epi32(total, _mm256_madd_epi16(run, ones));
+                for r in 0..R {
+                    totals[r] = _mm256_add_epi32(totals[r], _mm256_madd_epi16(runs[r], ones));
+                }
             }
-            _mm256_cvtepi32_ps(total)
+            let mut floats = [_mm256_setzero_ps(); R];
+            for r in 0..R {
+                floats[r] = _mm256_cvtepi32_ps(totals[r]);
+            }
+            floats
         }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 }

@@ -15,6 +15,19 @@ unsafe fn spread(x: *const i8) -> __m512i {
     unsafe { _mm512_set1_epi32(x.cast::<i32>().read_unaligned()) }
 }
 
+/// Exact sums as floats.
+#[inline(always)]
+unsafe fn floats<const R: usize>(sums: [__m512i; R]) -> [__m512; R] {
+    // SAFETY: AVX-512 is there by the caller's contract.
+    unsafe {
+        let mut floats = [_mm512_setzero_ps(); R];
+        for r in 0..R {
+            floats[r] = _mm512_cvtepi32_ps(sums[r]);
+        }
+        floats
+    }
+}
+
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const ROWS: usize = 8;
@@ -127,27 +140,49 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const RUN: usize>(weights: &[__m512i; N], x: *const i8) -> __m512 {
-        // SAFETY: VNNI is there and `x` is valid for 4N bytes by the contract.
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
+        weights: &[__m512i; N],
+        x: *const i8,
+        stride: usize,
+    ) -> [__m512; R] {
+        // SAFETY: VNNI is there and row `r` is valid for 4N bytes by the contract.
         unsafe {
-            let mut total = _mm512_setzero_si512();
+            let mut totals = [_mm512_setzero_si512(); R];
             for j in 0..N {
-                total = _mm512_dpbusd_epi32(total, weights[j], spread(x.add(4 * j)));
+                for r in 0..R {
+                    totals[r] = _mm512_dpbusd_epi32(totals[r], weights[j], spread(x.add(r * stride + 4 * j)));
+                }
             }
-            _mm512_cvtepi32_ps(total)
+            floats(totals)
         }
     }
     #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize>(weights: &[__m512i; N], x: *const i8, sum: i32) -> __m512 {
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
+        weights: &[__m512i; N],
+        x: *const i8,
+        stride: usize,
+        sums: [i32; R],
+    ) -> [__m512; R] {
         // The instruction wants unsigned weights: w + 128, whose share of 128 times the sum of x is taken off first.
-        // SAFETY: VNNI is there and `x` is valid for 4N bytes by the contract.
+        // SAFETY: VNNI is there and row `r` is valid for 4N bytes by the contract.
         unsafe {
-            let mut total = _mm512_set1_epi32(-128 * sum);
+            let mut totals = [_mm512_setzero_si512(); R];
+            for r in 0..R {
+                totals[r] = _mm512_set1_epi32(-128 * sums[r]);
+            }
             for j in 0..N {
                 let unsigned = _mm512_xor_si512(weights[j], _mm512_set1_epi8(-128));
-                total = _mm512_dpbusd_epi32(total, unsigned, spread(x.add(4 * j)));
+                for r in 0..R {
+                    totals[r] = _mm512_dpbusd_epi32(totals[r], unsigned, spread(x.add(r * stride + 4 * j)));
+                }
             }
-            _mm512_cvtepi32_ps(total)
+            floats(totals)
         }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 }

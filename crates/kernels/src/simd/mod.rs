@@ -67,15 +67,24 @@ pub(crate) trait Simd: Copy {
     /// `a * b + c`.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// For each output the exact sum of unsigned weights by the `4 * N` signed bytes at `x`, as a float.
+    /// For each of `R` rows and each output the exact sum of unsigned weights by `4 * N` signed bytes, as a float: row
+    /// `r`'s bytes are at `x + r * stride`.
     ///
     /// `RUN` is how many products of the weights by 8-bit numbers fit 16 bits: weights are below `2^15 / (254 * RUN)`.
-    unsafe fn dot<const N: usize, const RUN: usize>(weights: &[Self::Bytes; N], x: *const i8) -> Self::Floats;
-    /// The same for signed weights (at least -128, and at most `2^15 / (254 * RUN)` in magnitude); `sum` is the sum of
-    /// the bytes at `x`.
-    unsafe fn dot_signed<const N: usize, const RUN: usize>(
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
         weights: &[Self::Bytes; N],
         x: *const i8,
-        sum: i32,
-    ) -> Self::Floats;
+        stride: usize,
+    ) -> [Self::Floats; R];
+    /// The same for signed weights (at least -128, and at most `2^15 / (254 * RUN)` in magnitude); `sums[r]` is the sum
+    /// of row `r`'s bytes.
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
+        weights: &[Self::Bytes; N],
+        x: *const i8,
+        stride: usize,
+        sums: [i32; R],
+    ) -> [Self::Floats; R];
+
+    /// Asks for the cache line at `from`, which need not be valid.
+    unsafe fn prefetch(from: *const u8);
 }

@@ -124,17 +124,25 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const RUN: usize>(weights: &[Self::Bytes; N], x: *const i8) -> Self::Floats {
-        // SAFETY: `x` is valid for 4N bytes by the contract.
-        unsafe { sums(weights, x, i32::from) }
-    }
-    #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize>(
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
         weights: &[Self::Bytes; N],
         x: *const i8,
-        _sum: i32,
-    ) -> Self::Floats {
-        // SAFETY: `x` is valid for 4N bytes by the contract.
-        unsafe { sums(weights, x, |b| i32::from(b as i8)) }
+        stride: usize,
+    ) -> [Self::Floats; R] {
+        // SAFETY: row `r` is valid for 4N bytes by the contract.
+        std::array::from_fn(|r| unsafe { sums(weights, x.add(r * stride), i32::from) })
     }
+    #[inline(always)]
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
+        weights: &[Self::Bytes; N],
+        x: *const i8,
+        stride: usize,
+        _sums: [i32; R],
+    ) -> [Self::Floats; R] {
+        // SAFETY: row `r` is valid for 4N bytes by the contract.
+        std::array::from_fn(|r| unsafe { sums(weights, x.add(r * stride), |b| i32::from(b as i8)) })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_from: *const u8) {}
 }
