@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use kernels::{Compute, Isa, KvFormat, Pool};
 use model::chat::ChatTemplate;
 use model::config::Config;
+use model::gguf::Gguf;
 use model::source::{self, Kind, Located};
 use model::tokenizer::Tokenizer;
 use model::weights::Weights;
@@ -124,12 +125,12 @@ fn open(kind: &Kind, with_template: bool) -> Result<(Weights, Config, Tokenizer,
             Ok((Weights::open_dir(dir)?, config, tokenizer, template))
         }
         Kind::Gguf(path) => {
-            let weights = Weights::open_gguf(path)?;
-            let gguf = weights.gguf().with_context(|| format!("'{}' is no GGUF file", path.display()))?;
-            let config = Config::from_gguf(gguf)?;
-            let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
-            let template = if with_template { ChatTemplate::from_gguf(gguf.metadata(), &tokenizer)? } else { None };
-            Ok((weights, config, tokenizer, template))
+            let mut gguf = Gguf::open(path)?;
+            let config = Config::from_gguf(&gguf)?;
+            let metadata = gguf.take_metadata();
+            let tokenizer = Tokenizer::from_gguf(&metadata)?;
+            let template = if with_template { ChatTemplate::from_gguf(&metadata, &tokenizer)? } else { None };
+            Ok((Weights::from_gguf(gguf), config, tokenizer, template))
         }
     }
 }

@@ -26,6 +26,6 @@ pub use activations::Activations;
 pub use attention::{Attention, AttentionRow, KvFormat, KvLayer, KvSlot, PAGE, Strided};
 pub use format::{Format, FormatError};
 pub use isa::{Isa, UnknownIsa};
-pub use matrix::{Compute, Matrix, PackError, Product, multiply};
+pub use matrix::{Compute, Matrix, PackError, Packer, Product, multiply};
 pub use ops::{Rope, RopeLayout, add, rms_norm, rms_norm_in_place, silu_mul, softmax};
 pub use pool::Pool;

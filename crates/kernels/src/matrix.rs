@@ -10,7 +10,7 @@ mod tile;
 mod unpack;
 
 pub use driver::{Product, multiply};
-pub use pack::PackError;
+pub use pack::{PackError, Packer};
 pub(crate) use quant::BLOCK;
 
 use crate::Isa;

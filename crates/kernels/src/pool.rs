@@ -118,19 +118,27 @@ impl Pool {
         }
     }
 
-    /// Calls `item(i)` for every `i` in `0..n`, each once, on whichever thread is free.
+    /// Calls `item(i)` for every `i` in `0..n`, each once.
+    ///
+    /// Every thread goes through a share of consecutive items, so that what it reads stays one stream; who is done
+    /// helps the others.
     pub fn for_each(&self, n: usize, item: impl Fn(usize) + Sync) {
         if n <= 1 || self.workers.is_empty() {
             return (0..n).for_each(item);
         }
-        let next = Line(AtomicUsize::new(0));
-        self.run(|_| {
-            loop {
-                let i = next.0.fetch_add(1, Ordering::Relaxed);
-                if i >= n {
-                    break;
+        let threads = self.threads();
+        let share = |thread: usize| n * thread / threads..n * (thread + 1) / threads;
+        let next: Vec<Line<AtomicUsize>> =
+            (0..threads).map(|thread| Line(AtomicUsize::new(share(thread).start))).collect();
+        self.run(|own| {
+            for thread in (own..threads).chain(0..own) {
+                loop {
+                    let i = next[thread].0.fetch_add(1, Ordering::Relaxed);
+                    if i >= share(thread).end {
+                        break;
+                    }
+                    item(i);
                 }
-                item(i);
             }
         });
     }
@@ -156,6 +164,25 @@ impl Pool {
         let values = Disjoint::new(values);
         // SAFETY: each row is one item, and rows do not overlap.
         self.for_each(rows, |row| each(row, unsafe { values.slice(row * width..(row + 1) * width) }));
+    }
+
+    /// Calls `each(row, left, right)` for every row of two matrices of `rows` rows, in one region.
+    ///
+    /// # Panics
+    /// When the values of either are not a whole number of rows.
+    pub fn for_each_row_of_two<T: Send>(
+        &self,
+        (left, right): (&mut [T], &mut [T]),
+        rows: usize,
+        each: impl Fn(usize, &mut [T], &mut [T]) + Sync,
+    ) {
+        let width = right.len() / rows.max(1);
+        assert!(right.len() == width * rows, "{} values in {rows} rows", right.len());
+        let right = Disjoint::new(right);
+        // SAFETY: a row of the left side is one item, and it alone takes that row of the right side.
+        self.for_each_row(left, rows, |row, left| {
+            each(row, left, unsafe { right.slice(row * width..(row + 1) * width) })
+        });
     }
 }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use half::{bf16, f16};
-use kernels::{Activations, Compute, Format, Isa, Matrix, Pool, Product, multiply};
+use kernels::{Activations, Compute, Format, Isa, Matrix, Packer, Pool, Product, multiply};
 use proptest::prelude::*;
 
 const FORMATS: [Format; 11] = [
@@ -67,7 +67,7 @@ fn weights(format: Format, outputs: usize, inputs: usize, random: &mut Random) -
 }
 
 fn pack(pool: &Pool, isa: Isa, compute: Compute, format: Format, shape: (usize, usize), data: &[u8]) -> Matrix {
-    Matrix::pack(pool, isa, compute, format, shape, data, |_| {}).expect("packs")
+    Packer::new(pool, isa, compute).pack(format, shape, data, |_| {}).expect("packs")
 }
 
 /// The product of `rows` (each `[inputs]`) by one matrix.
@@ -269,6 +269,6 @@ fn a_matrix_that_does_not_fit_its_bytes_is_refused() {
     let pool = pool(1);
     let data = vec![0; 100];
     for (format, shape) in [(Format::Q4_0, (2, 33)), (Format::F32, (5, 6)), (Format::Q8_0, (0, 32))] {
-        assert!(Matrix::pack(&pool, Isa::Portable, Compute::Stored, format, shape, &data, |_| {}).is_err());
+        assert!(Packer::new(&pool, Isa::Portable, Compute::Stored).pack(format, shape, &data, |_| {}).is_err());
     }
 }

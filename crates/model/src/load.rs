@@ -1,6 +1,6 @@
 //! From a weight file to packed matrices: each tensor is read once, packed, and its pages given back.
 
-use kernels::{Compute, Isa, Matrix, PackError, Pool};
+use kernels::{Compute, Isa, Matrix, PackError, Packer};
 
 use crate::weights::{Weights, WeightsError};
 
@@ -39,8 +39,7 @@ pub(crate) struct Linear {
 /// What loading a tensor needs.
 pub(crate) struct Loader<'a> {
     pub(crate) weights: &'a Weights,
-    pub(crate) pool: &'a Pool,
-    pub(crate) options: LoadOptions,
+    pub(crate) packer: Packer<'a>,
 }
 
 impl Loader<'_> {
@@ -52,10 +51,9 @@ impl Loader<'_> {
     /// A packed matrix `[out, in]`.
     pub(crate) fn matrix(&self, name: &str, [outputs, inputs]: [usize; 2]) -> Result<Matrix, LoadError> {
         let tensor = self.weights.tensor(name, &[outputs, inputs])?;
-        let LoadOptions { isa, compute } = self.options;
         let done = |range| self.weights.release(name, range);
-        Matrix::pack(self.pool, isa, compute, tensor.format, (outputs, inputs), tensor.data, done)
-            .map_err(|source| LoadError::Pack { tensor: name.into(), source })
+        let packed = self.packer.pack(tensor.format, (outputs, inputs), tensor.data, done);
+        packed.map_err(|source| LoadError::Pack { tensor: name.into(), source })
     }
 
     /// A matrix `name.weight`, with `name.bias` where the config has one.

@@ -5,7 +5,7 @@
 //! every batch. Requests, sampling and the choice of what to run may not enter.
 
 use kernels::{
-    Activations, Attention, Isa, KvFormat, Matrix, Pool, Product, Rope, Strided, add, multiply, rms_norm,
+    Activations, Attention, Isa, KvFormat, Matrix, Packer, Pool, Product, Rope, Strided, add, multiply, rms_norm,
     rms_norm_in_place, silu_mul,
 };
 use kv::KvCache;
@@ -71,7 +71,7 @@ impl Model {
     /// # Errors
     /// When a tensor is missing, has the wrong shape or a format that cannot be used.
     pub fn load(weights: &Weights, config: Config, pool: &Pool, options: LoadOptions) -> Result<Model, LoadError> {
-        let loader = Loader { weights, pool, options };
+        let loader = Loader { weights, packer: Packer::new(pool, options.isa, options.compute) };
         let Config { vocab, hidden, tie_word_embeddings, .. } = config;
         // The largest matrices first: what is held of the file beside them is then least.
         let embedding = loader.matrix("model.embed_tokens.weight", [vocab, hidden])?;
@@ -190,8 +190,12 @@ impl Model {
             &mut [Product::new(&layer.q.matrix, q), Product::new(&layer.k.matrix, k), Product::new(&layer.v.matrix, v)],
         );
         let [q_norm, k_norm] = layer.qk_norm.as_ref().map_or([None; 2], |[q, k]| [Some(q), Some(k)]);
-        self.place(pool, q, angles, &layer.q, q_norm);
-        self.place(pool, k, angles, &layer.k, k_norm);
+        let angles_len = self.rope.angles_len();
+        pool.for_each_row_of_two((q, k), rows, |row, q, k| {
+            let angles = &angles[row * angles_len..(row + 1) * angles_len];
+            self.place(q, angles, &layer.q, q_norm);
+            self.place(k, angles, &layer.k, k_norm);
+        });
         self.add_bias(pool, &layer.v, v);
         let kv_layer = cache.layer_mut(index);
         let (keys, values) = (Strided { data: &k[..], stride: kv_width }, Strided { data: &v[..], stride: kv_width });
@@ -264,20 +268,17 @@ impl Model {
         self.add_bias(pool, linear, hidden);
     }
 
-    /// Bias, norm where there is one, and rotation of every head of `part`, `[rows, heads * head_dim]`.
-    fn place(&self, pool: &Pool, part: &mut [f32], angles: &[f32], linear: &Linear, norm: Option<&Vec<f32>>) {
-        let angles_len = self.rope.angles_len();
-        pool.for_each_row(part, angles.len() / angles_len, |row, part| {
-            if let Some(bias) = &linear.bias {
-                add(self.isa, part, bias);
+    /// Bias, norm where there is one, and rotation of every head of `part`, `[heads * head_dim]`.
+    fn place(&self, part: &mut [f32], angles: &[f32], linear: &Linear, norm: Option<&Vec<f32>>) {
+        if let Some(bias) = &linear.bias {
+            add(self.isa, part, bias);
+        }
+        for head in part.chunks_exact_mut(self.config.head_dim) {
+            if let Some(norm) = norm {
+                rms_norm_in_place(self.isa, head, norm, self.config.norm_eps);
             }
-            for head in part.chunks_exact_mut(self.config.head_dim) {
-                if let Some(norm) = norm {
-                    rms_norm_in_place(self.isa, head, norm, self.config.norm_eps);
-                }
-                self.rope.rotate(self.isa, head, &angles[row * angles_len..(row + 1) * angles_len]);
-            }
-        });
+            self.rope.rotate(self.isa, head, angles);
+        }
     }
 
     /// Adds the bias, where there is one, to every row of `values`, `[rows, out]`.

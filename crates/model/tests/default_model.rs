@@ -48,8 +48,7 @@ impl Run<'_> {
     /// Logits of every row, `[tokens, vocab]`.
     fn feed(&mut self, tokens: &[u32], visibility: Visibility<'_>) -> Vec<f32> {
         let Loaded { model, pool, workspace } = &mut *self.loaded;
-        let segment =
-            Segment { sequence: &self.sequence, start: self.len, tokens, visibility, logits: Logits::All };
+        let segment = Segment { sequence: &self.sequence, start: self.len, tokens, visibility, logits: Logits::All };
         let output = model.forward(workspace, pool, &mut self.cache, &[segment], &[]).expect("runs");
         if matches!(visibility, Visibility::Causal) {
             self.len += tokens.len();

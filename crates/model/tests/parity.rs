@@ -49,7 +49,13 @@ impl Loaded {
     }
 
     /// One forward of rows from `start` on.
-    fn run(&mut self, start: usize, tokens: &[u32], visibility: Visibility<'_>, taps: &[Tap]) -> (Vec<f32>, Vec<Vec<f32>>) {
+    fn run(
+        &mut self,
+        start: usize,
+        tokens: &[u32],
+        visibility: Visibility<'_>,
+        taps: &[Tap],
+    ) -> (Vec<f32>, Vec<Vec<f32>>) {
         let Loaded { model, pool, cache, sequence, workspace } = self;
         let segment = Segment { sequence, start, tokens, visibility, logits: Logits::All };
         let output = model.forward(workspace, pool, cache, &[segment], taps).expect("runs");
@@ -169,7 +175,8 @@ fn sequences_share_a_batch_without_touching_each_other() {
     let mut other = Sequence::new();
     loaded.cache.reserve(&mut other, 7).expect("room");
     let Loaded { model, pool, cache, sequence, workspace } = &mut loaded;
-    let segment = |sequence, tokens, logits| Segment { sequence, start: 0, tokens, visibility: Visibility::Causal, logits };
+    let segment =
+        |sequence, tokens, logits| Segment { sequence, start: 0, tokens, visibility: Visibility::Causal, logits };
     let batch = [segment(&*sequence, &first[..], Logits::Last), segment(&other, &second[..], Logits::Rows(&[6, 0]))];
     let together = model.forward(workspace, pool, cache, &batch, &[]).expect("runs").logits.to_vec();
     assert_eq!(bits(&together[..vocab]), bits(&alone[0][19 * vocab..]));

@@ -8,7 +8,7 @@ use super::quant::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quant};
 use super::unpack::Lane;
 use super::{BLOCK, Compute, Matrix};
 use crate::Isa;
-use crate::aligned::Aligned;
+use crate::aligned::Arena;
 use crate::format::{Format, FormatError};
 use crate::pool::{Disjoint, Pool};
 use crate::simd::Simd;
@@ -75,7 +75,20 @@ macro_rules! with_quant {
 }
 pub(super) use with_quant;
 
-impl Matrix {
+/// Packs matrices, of one model as a rule, for one instruction set.
+pub struct Packer<'a> {
+    pool: &'a Pool,
+    isa: Isa,
+    compute: Compute,
+    arena: Arena,
+}
+
+impl<'a> Packer<'a> {
+    /// A packer for products on `isa` of the kind `compute`.
+    pub fn new(pool: &'a Pool, isa: Isa, compute: Compute) -> Packer<'a> {
+        Packer { pool, isa, compute, arena: Arena::default() }
+    }
+
     /// Packs a matrix `[outputs, inputs]` whose rows stand one after another in `data`.
     ///
     /// `done(range)` is called with each stretch of `data` that is packed and not read again, so that the pages of a
@@ -84,9 +97,7 @@ impl Matrix {
     /// # Errors
     /// [`PackError`] when the data does not fit the shape.
     pub fn pack(
-        pool: &Pool,
-        isa: Isa,
-        compute: Compute,
+        &self,
         format: Format,
         (outputs, inputs): (usize, usize),
         data: &[u8],
@@ -99,10 +110,11 @@ impl Matrix {
         if data.len() != want {
             return Err(FormatError::Size { format, got: data.len(), want }.into());
         }
+        let Packer { pool, isa, compute, ref arena } = *self;
         let packed = if compute == Compute::F32 { Format::F32 } else { format };
         let lanes = lanes(isa);
         let panel_bytes = panel_bytes(packed, lanes, inputs);
-        let mut bytes = Aligned::zeroed(outputs.div_ceil(lanes) * panel_bytes);
+        let mut bytes = arena.zeroed(outputs.div_ceil(lanes) * panel_bytes);
         let row_bytes = want / outputs;
         let step = (STRETCH / (lanes * row_bytes)).max(1);
         let panels = outputs.div_ceil(lanes);
@@ -121,7 +133,9 @@ impl Matrix {
         }
         Ok(Matrix { isa, format: packed, outputs, inputs, lanes, panel_bytes, bytes })
     }
+}
 
+impl Matrix {
     /// Decodes output `row` to f32, `[inputs]`: exactly what the file says.
     ///
     /// # Panics

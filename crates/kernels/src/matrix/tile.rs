@@ -203,11 +203,8 @@ unsafe fn quantised_tile<S: Simd, Q: Quant, const R: usize, const COPY: bool>(
             }
             for part in 0..Q::BLOCKS {
                 let at = chunk * Q::BLOCKS + part;
-                let block = if COPY {
-                    copy.get::<S, Q>(at)
-                } else {
-                    Q::load::<S>(packed.add(chunk * chunk_bytes), part)
-                };
+                let block =
+                    if COPY { copy.get::<S, Q>(at) } else { Q::load::<S>(packed.add(chunk * chunk_bytes), part) };
                 step::<S, Q, R>(&mut sums, &block, (bytes.add(at * BLOCK), x.inputs), (scales.add(at), blocks));
             }
         }

@@ -16,7 +16,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use kernels::Format;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 pub use metadata::{Array, Metadata, Value};
 
@@ -147,6 +147,19 @@ impl Gguf {
     /// The metadata.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// Takes the metadata out, so that it can be dropped before the weights are packed: the vocabulary in it is large.
+    /// The pages of the header are given back as well.
+    pub fn take_metadata(&mut self) -> Metadata {
+        let header = self.tensors.iter().map(|tensor| tensor.offset).min().unwrap_or(0);
+        // SAFETY: the map is a read-only map of a file, so that a dropped page is read from the file again when touched:
+        // no reference into it ever sees other bytes.
+        let advised = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, 0, header) };
+        // Advice that is not taken costs memory, not correctness.
+        drop(advised);
+        let empty = Metadata::new(&self.path.display().to_string());
+        std::mem::replace(&mut self.metadata, empty)
     }
 
     /// All tensors, in the order of the file.

@@ -131,7 +131,12 @@ impl Weights {
     /// # Errors
     /// When the file cannot be read or its header is wrong.
     pub fn open_gguf(path: &Path) -> Result<Weights, WeightsError> {
-        Ok(Weights { store: Store::Gguf(Box::new(Gguf::open(path)?)) })
+        Ok(Weights::from_gguf(Gguf::open(path)?))
+    }
+
+    /// The tensors of a GGUF file that is mapped already.
+    pub fn from_gguf(gguf: Gguf) -> Weights {
+        Weights { store: Store::Gguf(Box::new(gguf)) }
     }
 
     /// Maps `model.safetensors` of a directory, or the files that `model.safetensors.index.json` lists.
