@@ -179,8 +179,8 @@ impl Pool {
         let width = right.len() / rows.max(1);
         assert!(right.len() == width * rows, "{} values in {rows} rows", right.len());
         let right = Disjoint::new(right);
-        // SAFETY: a row of the left side is one item, and it alone takes that row of the right side.
         self.for_each_row(left, rows, |row, left| {
+            // SAFETY: a row of the left side is one item, and it alone takes that row of the right side.
             each(row, left, unsafe { right.slice(row * width..(row + 1) * width) })
         });
     }
