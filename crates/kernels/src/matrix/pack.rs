@@ -36,39 +36,14 @@ pub enum PackError {
 /// Runs `$body` with `$quant` standing for the type of a quantised format.
 macro_rules! with_quant {
     ($format:expr, $quant:ident => $body:expr) => {
+        with_quant!(@arms $format, $quant, $body, Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K)
+    };
+    (@arms $format:expr, $quant:ident, $body:expr, $($name:ident)*) => {
         match $format {
-            Format::Q4_0 => {
-                type $quant = Q4_0;
+            $(Format::$name => {
+                type $quant = $name;
                 $body
-            }
-            Format::Q4_1 => {
-                type $quant = Q4_1;
-                $body
-            }
-            Format::Q5_0 => {
-                type $quant = Q5_0;
-                $body
-            }
-            Format::Q5_1 => {
-                type $quant = Q5_1;
-                $body
-            }
-            Format::Q8_0 => {
-                type $quant = Q8_0;
-                $body
-            }
-            Format::Q4K => {
-                type $quant = Q4K;
-                $body
-            }
-            Format::Q5K => {
-                type $quant = Q5K;
-                $body
-            }
-            Format::Q6K => {
-                type $quant = Q6K;
-                $body
-            }
+            })*
             Format::F32 | Format::F16 | Format::BF16 => unreachable!("a dense format has its own branch"),
         }
     };

@@ -18,12 +18,51 @@ unsafe fn spread(x: *const i8) -> __m256i {
     unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
 }
 
-/// Pairs of products with signed weights: |w| is unsigned as `maddubs` wants it, and the sign moves to x. A weight of
-/// -128 is 128 there; x is at least -127, so its negation fits.
+/// Sums of pairs of products of the weights by the four bytes at `x`, in 16 bits.
+///
+/// `maddubs` wants one side unsigned. Where the weights are `SIGNED` it gets |w|, and their sign moves to x: a weight of
+/// -128 is 128 there, and x is at least -127, so that its negation fits.
 #[inline(always)]
-unsafe fn signed_product(weights: __m256i, x: *const i8) -> __m256i {
+unsafe fn pairs<const SIGNED: bool>(weights: __m256i, x: *const i8) -> __m256i {
     // SAFETY: AVX2 is there and `x` is valid for four bytes by the caller's contract.
-    unsafe { _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(spread(x), weights)) }
+    unsafe {
+        if SIGNED {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(spread(x), weights))
+        } else {
+            _mm256_maddubs_epi16(weights, spread(x))
+        }
+    }
+}
+
+/// [`Simd::dot`] and [`Simd::dot_signed`].
+#[inline(always)]
+unsafe fn dots<const N: usize, const RUN: usize, const R: usize, const SIGNED: bool>(
+    weights: &[__m256i; N],
+    x: *const i8,
+    stride: usize,
+) -> [__m256; R] {
+    // SAFETY: AVX2 is there and row `r` is valid for 4N bytes by the caller's contract.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let mut totals = [_mm256_setzero_si256(); R];
+        for group in 0..N / RUN {
+            let mut runs = [_mm256_setzero_si256(); R];
+            for j in group * RUN..(group + 1) * RUN {
+                for r in 0..R {
+                    let product = pairs::<SIGNED>(weights[j], x.add(r * stride + 4 * j));
+                    runs[r] = _mm256_add_epi16(runs[r], product);
+                }
+            }
+            for r in 0..R {
+                totals[r] = _mm256_add_epi32(totals[r], _mm256_madd_epi16(runs[r], ones));
+            }
+        }
+        let mut floats = [_mm256_setzero_ps(); R];
+        for r in 0..R {
+            floats[r] = _mm256_cvtepi32_ps(totals[r]);
+        }
+        floats
+    }
 }
 
 impl Simd for Avx2 {
@@ -143,28 +182,8 @@ impl Simd for Avx2 {
         x: *const i8,
         stride: usize,
     ) -> [__m256; R] {
-        // SAFETY: AVX2 is there and row `r` is valid for 4N bytes by the contract.
-        unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let mut totals = [_mm256_setzero_si256(); R];
-            for group in 0..N / RUN {
-                let mut runs = [_mm256_setzero_si256(); R];
-                for j in group * RUN..(group + 1) * RUN {
-                    for r in 0..R {
-                        let product = _mm256_maddubs_epi16(weights[j], spread(x.add(r * stride + 4 * j)));
-                        runs[r] = _mm256_add_epi16(runs[r], product);
-                    }
-                }
-                for r in 0..R {
-                    totals[r] = _mm256_add_epi32(totals[r], _mm256_madd_epi16(runs[r], ones));
-                }
-            }
-            let mut floats = [_mm256_setzero_ps(); R];
-            for r in 0..R {
-                floats[r] = _mm256_cvtepi32_ps(totals[r]);
-            }
-            floats
-        }
+        // SAFETY: the contract is the same.
+        unsafe { dots::<N, RUN, R, false>(weights, x, stride) }
     }
     #[inline(always)]
     unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
@@ -173,28 +192,8 @@ impl Simd for Avx2 {
         stride: usize,
         _sums: [i32; R],
     ) -> [__m256; R] {
-        // SAFETY: AVX2 is there and row `r` is valid for 4N bytes by the contract.
-        unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let mut totals = [_mm256_setzero_si256(); R];
-            for group in 0..N / RUN {
-                let mut runs = [_mm256_setzero_si256(); R];
-                for j in group * RUN..(group + 1) * RUN {
-                    for r in 0..R {
-                        let product = signed_product(weights[j], x.add(r * stride + 4 * j));
-                        runs[r] = _mm256_add_epi16(runs[r], product);
-                    }
-                }
-                for r in 0..R {
-                    totals[r] = _mm256_add_epi32(totals[r], _mm256_madd_epi16(runs[r], ones));
-                }
-            }
-            let mut floats = [_mm256_setzero_ps(); R];
-            for r in 0..R {
-                floats[r] = _mm256_cvtepi32_ps(totals[r]);
-            }
-            floats
-        }
+        // SAFETY: the contract is the same.
+        unsafe { dots::<N, RUN, R, true>(weights, x, stride) }
     }
 
     #[inline(always)]
