@@ -20,7 +20,7 @@ use std::thread::{JoinHandle, Thread};
 /// Rounds of [`spin_loop`] before a worker parks: some hundred microseconds, the time between two steps.
 const SPINS: u32 = 4_000;
 /// Rounds after which a waiting caller lets others run: a worker may have lost its core.
-const SPINS_BEFORE_YIELD: u32 = 20_000;
+const SPINS_BEFORE_YIELD: u32 = 2_000;
 
 /// A region: called once by every thread with that thread's number.
 type Region<'a> = dyn Fn(usize) + Sync + 'a;
