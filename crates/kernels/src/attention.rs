@@ -115,7 +115,7 @@ impl Attention {
                 lanes::run(isa, Heads { q, scale: self.scale, keys, q_scaled: &mut scratch.q, out });
             }
         };
-        if split.items() <= 1 { work(0) } else { pool.run(work) }
+        if split.items() <= 1 { work(0) } else { pool.share(work) }
     }
 }
 

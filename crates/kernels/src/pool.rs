@@ -3,6 +3,9 @@
 //! A step is some two hundred short parallel regions; waking a sleeping thread costs more than many of them. Workers
 //! therefore spin for a moment after each region and park only when nothing follows. The caller is one of the threads.
 //!
+//! A region never waits for a thread that has not begun it. On a busy machine a worker may have lost its core; the
+//! others then do its share, and only a worker that is in the middle of an item holds them up.
+//!
 //! What is computed never depends on the pool: it hands out whole items, and an item's result is a function of the
 //! item alone.
 
@@ -22,24 +25,33 @@ const SPINS: u32 = 4_000;
 /// Rounds after which a waiting caller lets others run: a worker may have lost its core.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
 
-/// A region: called once by every thread with that thread's number.
+/// A region: called at most once by every thread with that thread's number.
 type Region<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// One cache line of its own, so that spinning on one flag does not slow the writes of another.
 #[repr(align(128))]
 struct Line<T>(T);
 
+/// The state's lower half: whether threads may enter the region, and how many workers are in it.
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+
+/// The number of the region that a state belongs to.
+fn region_number(state: u64) -> u64 {
+    state >> 32
+}
+
 struct Shared {
-    /// The region in flight. Written by the caller before `epoch` moves, read by workers after they see it move.
+    /// The region in flight. Written by the caller while none is open, read by workers that have entered it.
     region: UnsafeCell<*const Region<'static>>,
-    epoch: Line<AtomicU64>,
-    running: Line<AtomicUsize>,
+    /// The region's number in the upper half; [`OPEN`] and [`INSIDE`] in the lower.
+    state: Line<AtomicU64>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `region` is written only while no worker runs (`running` is 0 and the pool's lock is held) and read only
-// between the `epoch` store (Release) and the worker's decrement of `running`, during which the caller keeps it alive.
+// SAFETY: `region` is written only while the state is closed with nobody inside (and the pool's turn is held), and read
+// only by a worker inside, during which the caller keeps it alive.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer is only dereferenced under the protocol above; nothing in it is tied to a thread.
 unsafe impl Send for Shared {}
@@ -63,8 +75,7 @@ impl Pool {
     pub fn new(threads: NonZeroUsize) -> Pool {
         let shared = Arc::new(Shared {
             region: UnsafeCell::new(std::ptr::null::<fn(usize)>() as *const Region<'static>),
-            epoch: Line(AtomicU64::new(0)),
-            running: Line(AtomicUsize::new(0)),
+            state: Line(AtomicU64::new(0)),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
@@ -77,44 +88,51 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `region(thread)` once on every thread and returns when all have returned.
+    /// Calls `region(thread)` once on every thread, all at the same time, and returns when all have returned.
     ///
-    /// A panic in a region reaches the caller after every thread has finished it.
-    pub fn run(&self, region: impl Fn(usize) + Sync) {
+    /// For measurements. A region that any number of threads can do is better [shared](Self::share).
+    pub(crate) fn run(&self, region: impl Fn(usize) + Sync) {
+        let entered = AtomicUsize::new(1);
+        self.share(|thread| {
+            if thread > 0 {
+                entered.fetch_add(1, Ordering::Relaxed);
+            }
+            region(thread);
+            if thread == 0 {
+                wait_until(|| entered.load(Ordering::Relaxed) == self.threads());
+            }
+        });
+    }
+
+    /// Calls `region(0)` here and `region(thread)` on every other thread that comes before this one is done; returns
+    /// when all that came have returned. What has to be done must not depend on who comes.
+    ///
+    /// A panic in a region reaches the caller after every thread has left it.
+    pub(crate) fn share(&self, region: impl Fn(usize) + Sync) {
         if self.workers.is_empty() {
             return region(0);
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let region: &Region<'_> = &region;
-        // SAFETY: only the lifetime changes; the pointer is not used after this function returns, since it waits for
-        // every worker below, also when its own share panics.
+        // SAFETY: only the lifetime changes; the pointer is not used after this function returns, since it closes the
+        // region and waits for every worker inside, also when its own share panics.
         let region_static: *const Region<'static> = unsafe { std::mem::transmute(region as *const Region<'_>) };
-        // SAFETY: no worker runs (this thread holds the turn and the last region has ended), so nobody reads this.
+        // SAFETY: the state is closed with nobody inside (this thread holds the turn), so nobody reads this.
         unsafe { *self.shared.region.get() = region_static };
-        self.shared.running.0.store(self.workers.len(), Ordering::Relaxed);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        let state = &self.shared.state.0;
+        let number = region_number(state.load(Ordering::Relaxed)).wrapping_add(1);
+        state.store(number << 32 | OPEN, Ordering::SeqCst);
         for worker in &self.workers {
             if worker.parked.0.load(Ordering::SeqCst) {
                 worker.thread.unpark();
             }
         }
         let own = catch_unwind(AssertUnwindSafe(|| region(0)));
-        self.wait();
+        state.fetch_and(!OPEN, Ordering::AcqRel);
+        wait_until(|| state.load(Ordering::Acquire) & INSIDE == 0);
         let theirs = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(payload) = own.err().or(theirs) {
             resume_unwind(payload);
-        }
-    }
-
-    fn wait(&self) {
-        let mut spins = 0;
-        while self.shared.running.0.load(Ordering::Acquire) != 0 {
-            if spins < SPINS_BEFORE_YIELD {
-                spins += 1;
-                spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
         }
     }
 
@@ -130,7 +148,7 @@ impl Pool {
         let share = |thread: usize| n * thread / threads..n * (thread + 1) / threads;
         let next: Vec<Line<AtomicUsize>> =
             (0..threads).map(|thread| Line(AtomicUsize::new(share(thread).start))).collect();
-        self.run(|own| {
+        self.share(|own| {
             for thread in (own..threads).chain(0..own) {
                 loop {
                     let i = next[thread].0.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +207,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.state.0.fetch_add(1 << 32, Ordering::SeqCst);
         for worker in &mut self.workers {
             worker.thread.unpark();
             if let Some(join) = worker.join.take() {
@@ -213,37 +231,61 @@ impl Worker {
     }
 }
 
+/// Waits for a moment's work of another thread: spins first, lets others run then.
+fn wait_until(done: impl Fn() -> bool) {
+    let mut spins = 0;
+    while !done() {
+        if spins < SPINS_BEFORE_YIELD {
+            spins += 1;
+            spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
 fn work(index: usize, shared: &Shared, parked: &AtomicBool) {
     let mut seen = 0;
     loop {
-        seen = next_epoch(seen, shared, parked);
+        let state = next_state(seen, shared, parked);
+        seen = region_number(state);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: `epoch` moved, so the caller has stored a region and keeps it alive until `running` reaches 0.
+        if !enter(state, &shared.state.0) {
+            continue;
+        }
+        // SAFETY: this thread is inside, so the caller has stored a region and keeps it alive until it has left.
         let region = unsafe { &**shared.region.get() };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| region(index))) {
             shared.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
         }
-        shared.running.0.fetch_sub(1, Ordering::Release);
+        shared.state.0.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Waits until `epoch` is past `seen`: spins first, parks then.
-fn next_epoch(seen: u64, shared: &Shared, parked: &AtomicBool) -> u64 {
+/// Counts this thread in, unless the region that `seen` belongs to is closed or over.
+fn enter(seen: u64, state: &AtomicU64) -> bool {
+    let number = region_number(seen);
+    let count_in = |now: u64| (region_number(now) == number && now & OPEN != 0).then_some(now + 1);
+    state.fetch_update(Ordering::AcqRel, Ordering::Acquire, count_in).is_ok()
+}
+
+/// Waits until the state is of another region than number `seen`: spins first, parks then.
+fn next_state(seen: u64, shared: &Shared, parked: &AtomicBool) -> u64 {
     for _ in 0..SPINS {
-        let now = shared.epoch.0.load(Ordering::Acquire);
-        if now != seen {
+        let now = shared.state.0.load(Ordering::Acquire);
+        if region_number(now) != seen {
             return now;
         }
         spin_loop();
     }
-    // The flag goes up before the last look at `epoch`, and the caller moves `epoch` before it looks at the flag: one
-    // of the two sees the other.
+    // The flag goes up before the last look at the state, and the caller moves the state before it looks at the flag:
+    // one of the two sees the other.
     parked.store(true, Ordering::SeqCst);
     let now = loop {
-        let now = shared.epoch.0.load(Ordering::SeqCst);
-        if now != seen {
+        let now = shared.state.0.load(Ordering::SeqCst);
+        if region_number(now) != seen {
             break now;
         }
         std::thread::park();
@@ -320,6 +362,20 @@ mod tests {
             sum.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 45);
+    }
+
+    #[test]
+    fn a_measured_region_runs_once_on_every_thread() {
+        for threads in [1, 2, 5] {
+            let pool = pool(threads);
+            for _ in 0..50 {
+                let hits: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(|thread| {
+                    hits[thread].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == 1));
+            }
+        }
     }
 
     #[test]
