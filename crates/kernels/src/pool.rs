@@ -88,22 +88,6 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `region(thread)` once on every thread, all at the same time, and returns when all have returned.
-    ///
-    /// For measurements. A region that any number of threads can do is better [shared](Self::share).
-    pub(crate) fn run(&self, region: impl Fn(usize) + Sync) {
-        let entered = AtomicUsize::new(1);
-        self.share(|thread| {
-            if thread > 0 {
-                entered.fetch_add(1, Ordering::Relaxed);
-            }
-            region(thread);
-            if thread == 0 {
-                wait_until(|| entered.load(Ordering::Relaxed) == self.threads());
-            }
-        });
-    }
-
     /// Calls `region(0)` here and `region(thread)` on every other thread that comes before this one is done; returns
     /// when all that came have returned. What has to be done must not depend on who comes.
     ///
@@ -362,20 +346,6 @@ mod tests {
             sum.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 45);
-    }
-
-    #[test]
-    fn a_measured_region_runs_once_on_every_thread() {
-        for threads in [1, 2, 5] {
-            let pool = pool(threads);
-            for _ in 0..50 {
-                let hits: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(|thread| {
-                    hits[thread].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == 1));
-            }
-        }
     }
 
     #[test]
