@@ -85,8 +85,7 @@ impl Engine {
     pub fn new(model: Model, tokenizer: Tokenizer, pool: Pool, options: EngineOptions) -> Self {
         let EngineOptions { kv_format, context, prefill_chunk: row_budget } = options;
         // Without a prefix cache: a prompt that is measured twice is to be computed twice.
-        let options =
-            BatchOptions { pages: None, kv_format, context, row_budget, max_running: 1, prefix_cache: false };
+        let options = BatchOptions { pages: None, kv_format, context, row_budget, max_running: 1, prefix_cache: false };
         Self { batch: Batch::new(model, tokenizer, pool, options) }
     }
 

@@ -196,11 +196,7 @@ impl Request {
     /// Tokens so far.
     pub fn usage(&self) -> Usage {
         let output_tokens = self.outputs().len();
-        Usage {
-            prompt_tokens: self.tokens().len() - output_tokens,
-            output_tokens,
-            cached_tokens: self.cached_tokens,
-        }
+        Usage { prompt_tokens: self.tokens().len() - output_tokens, output_tokens, cached_tokens: self.cached_tokens }
     }
 
     /// Notes how much of the prompt was found in the prefix cache; it shows in the usage and nowhere else.

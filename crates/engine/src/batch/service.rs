@@ -34,10 +34,18 @@ pub struct Handle {
 }
 
 enum Command {
-    Submit { id: RequestId, priority: i32, salt: Salt, requests: Vec<Request>, sink: Sink },
+    Submit {
+        id: RequestId,
+        priority: i32,
+        salt: Salt,
+        requests: Vec<Request>,
+        sink: Sink,
+    },
     Cancel(RequestId),
     /// Take no more; finish what has been taken, or cancel it.
-    Stop { drain: bool },
+    Stop {
+        drain: bool,
+    },
 }
 
 /// What both sides see.
@@ -71,7 +79,8 @@ impl Service {
     /// # Panics
     /// When the system has no thread left.
     pub fn start(model: Model, tokenizer: Tokenizer, pool: Pool, options: ServiceOptions) -> Service {
-        let ServiceOptions { kv_bytes, kv_format, context, row_budget, max_running, max_waiting, prefix_cache } = options;
+        let ServiceOptions { kv_bytes, kv_format, context, row_budget, max_running, max_waiting, prefix_cache } =
+            options;
         let pages = (kv_bytes / model.kv_layout(kv_format).bytes_per_page()).min(u32::MAX as usize);
         let max_running = max_running.max(1);
         let options = BatchOptions { pages: Some(pages), kv_format, context, row_budget, max_running, prefix_cache };
@@ -303,4 +312,67 @@ fn event(choice: u32, outcome: Outcome) -> Event {
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+#[cfg(test)]
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::SamplingParams;
+    use kernels::KvFormat;
+
+    fn runner() -> Runner {
+        let (model, pool) = common::tiny_llama(1);
+        let tokenizer = common::byte_tokenizer();
+        let options = BatchOptions {
+            pages: Some(20),
+            kv_format: KvFormat::F16,
+            context: None,
+            row_budget: 16,
+            max_running: 2,
+            prefix_cache: true,
+        };
+        let batch = Batch::new(model, tokenizer.clone(), pool, options);
+        let gate = Mutex::new(Gate { open: true, next: 0, queued: 0, stats: batch.stats() });
+        let limits = batch.limits.clone();
+        let shared = Arc::new(Shared { limits, tokenizer, max_running: 2, max_waiting: 5, gate });
+        Runner::new(batch, mpsc::channel().1, shared)
+    }
+
+    #[test]
+    fn a_panic_in_a_step_fails_who_runs_and_spares_who_waits() {
+        let mut runner = runner();
+        let (events, inbox) = mpsc::channel();
+        for id in 0..3 {
+            let params = SamplingParams { max_tokens: Some(4), ignore_eos: true, ..Default::default() };
+            let request = Request::new(&[1; 20], params, 0, &runner.shared.limits, &runner.shared.tokenizer).unwrap();
+            let events = events.clone();
+            let sink: Sink = Box::new(move |event| events.send((id, event)).unwrap());
+            runner.obey(Command::Submit {
+                id: RequestId(id),
+                priority: 0,
+                salt: Salt::default(),
+                requests: vec![request],
+                sink,
+            });
+        }
+        runner.guarded(Batch::step);
+        assert_eq!((runner.batch.stats().running, runner.batch.stats().waiting), (2, 1));
+        runner.guarded(|_: &mut Batch| -> Result<(), String> { panic!("of this test") });
+        assert_eq!((runner.batch.stats().running, runner.batch.stats().kv_pages_used), (0, 0));
+        while !runner.batch.is_idle() {
+            runner.guarded(Batch::step);
+        }
+        runner.emit();
+        let events: Vec<(u64, Event)> = inbox.try_iter().collect();
+        let message = "the step broke off: a panic in the engine: of this test".to_owned();
+        for id in 0..2 {
+            assert!(events.contains(&(id, Event::Failed { choice: 0, message: message.clone() })));
+        }
+        assert_eq!(events.iter().filter(|(id, _)| *id == 2).count(), 5);
+        assert!(runner.clients.is_empty());
+    }
 }

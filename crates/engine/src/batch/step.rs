@@ -111,8 +111,6 @@ impl Batch {
 
     /// What came of the choices since the last call, in order.
     pub(crate) fn take_outcomes(&mut self) -> Vec<(RequestId, u32, Outcome)> {
-        let tokens = self.outcomes.iter().filter(|(_, _, outcome)| matches!(outcome, Outcome::Token(_)));
-        self.counters.generated_tokens += tokens.count() as u64;
         std::mem::take(&mut self.outcomes)
     }
 
@@ -143,12 +141,14 @@ impl Batch {
         drop(batch);
         advance(running, cache, self.prefix_cache);
         split(running, cache);
-        let width = self.model.config().vocab;
+        let (width, told) = (self.model.config().vocab, self.outcomes.len());
         for lane in running {
             let Some(row) = lane.logits_row.take() else { continue };
             let logits = &output.logits[row * width..][..self.limits.vocab];
             commit(lane, logits, &mut self.scratch, &mut self.outcomes);
         }
+        let tokens = self.outcomes[told..].iter().filter(|(_, _, outcome)| matches!(outcome, Outcome::Token(_)));
+        self.counters.generated_tokens += tokens.count() as u64;
         Ok(())
     }
 
