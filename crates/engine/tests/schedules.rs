@@ -14,10 +14,13 @@ use proptest::prelude::*;
 
 const CONTEXT: usize = 320;
 
+/// A token and the bits of its log-probability.
+type Rated<T> = (u32, T);
+
 /// All that a client sees of one choice; floats by their bits.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Answer {
-    tokens: Vec<(u32, Option<u32>, Vec<(u32, u32)>)>,
+    tokens: Vec<(Rated<Option<u32>>, Vec<Rated<u32>>)>,
     text: String,
     end: Option<(FinishReason, usize, usize)>,
 }
@@ -109,7 +112,7 @@ fn note(answers: &mut Answers, index: usize, event: Event) -> bool {
         Event::Delta { choice, delta } => {
             let answer = answers.entry((index, choice)).or_default();
             let top = delta.top.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect();
-            answer.tokens.push((delta.token, delta.logprob.map(f32::to_bits), top));
+            answer.tokens.push(((delta.token, delta.logprob.map(f32::to_bits)), top));
             answer.text.push_str(&delta.text);
             assert_eq!(answer.end, None, "a token after the end");
             false
