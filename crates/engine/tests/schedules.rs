@@ -14,13 +14,18 @@ use proptest::prelude::*;
 
 const CONTEXT: usize = 320;
 
-/// A token and the bits of its log-probability.
-type Rated<T> = (u32, T);
+/// A token and its log-probabilities, by their bits.
+#[derive(Debug, Clone, PartialEq)]
+struct Token {
+    token: u32,
+    logprob: Option<u32>,
+    top: Vec<(u32, u32)>,
+}
 
-/// All that a client sees of one choice; floats by their bits.
+/// All that a client sees of one choice.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Answer {
-    tokens: Vec<(Rated<Option<u32>>, Vec<Rated<u32>>)>,
+    tokens: Vec<Token>,
     text: String,
     end: Option<(FinishReason, usize, usize)>,
 }
@@ -112,7 +117,7 @@ fn note(answers: &mut Answers, index: usize, event: Event) -> bool {
         Event::Delta { choice, delta } => {
             let answer = answers.entry((index, choice)).or_default();
             let top = delta.top.iter().map(|&(token, logprob)| (token, logprob.to_bits())).collect();
-            answer.tokens.push(((delta.token, delta.logprob.map(f32::to_bits)), top));
+            answer.tokens.push(Token { token: delta.token, logprob: delta.logprob.map(f32::to_bits), top });
             answer.text.push_str(&delta.text);
             assert_eq!(answer.end, None, "a token after the end");
             false

@@ -155,7 +155,10 @@ impl Batch {
     /// Lets in who waits, in order, while there is room. Nobody overtakes: what is too large now would wait for ever.
     fn admit(&mut self) {
         while let Some(first) = self.waiting.first() {
-            // The prefix is taken before the room is judged, for what it holds can no longer be evicted.
+            if !self.room().takes(first.choices.len(), 0) {
+                break;
+            }
+            // The prefix is taken before the pages are counted, for what it holds can no longer be evicted.
             let sequence = match self.prefix_cache {
                 true => self.cache.match_prefix(first.tokens(), &first.salt),
                 false => Sequence::new(),
