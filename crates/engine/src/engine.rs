@@ -1,18 +1,16 @@
-//! The step: plan, forward, sample, commit. One request at a time for now.
-//!
-//! Each stage is a function and hands its result to the next one; nothing flows backwards.
+//! One request at a time, on the caller's thread: the step of [`batch`](crate::batch) for who needs no service.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 use kernels::{KvFormat, PAGE, Pool};
-use kv::{KvCache, OutOfPages, Sequence};
+use kv::{OutOfPages, Salt};
 use model::tokenizer::Tokenizer;
-use model::{ForwardError, Logits, Model, Segment, Visibility, Workspace};
+use model::{ForwardError, Model};
 
+use crate::batch::{Batch, BatchOptions, Outcome, RequestId};
 use crate::params::SamplingParams;
-use crate::process::Scratch;
-use crate::request::{CommitError, Committed, Delta, FinishReason, Limits, Request, RequestError, Usage};
+use crate::request::{CommitError, Delta, FinishReason, Limits, Request, RequestError, Usage};
 use crate::sampler::SampleError;
 use crate::timings::{Stopwatch, Timings};
 
@@ -56,6 +54,12 @@ pub enum GenerateError {
     /// The token is of no use.
     #[error(transparent)]
     Commit(#[from] CommitError),
+    /// The step that the request took part in broke off, by no fault of the request.
+    #[error("the step broke off: {message}")]
+    Step {
+        /// What happened.
+        message: String,
+    },
 }
 
 /// What a generation came to.
@@ -69,24 +73,9 @@ pub struct Generation {
     pub timings: Timings,
 }
 
-/// A model with all that it takes to answer requests.
+/// A model that answers one request after another.
 pub struct Engine {
-    model: Model,
-    tokenizer: Tokenizer,
-    pool: Pool,
-    cache: KvCache,
-    workspace: Workspace,
-    scratch: Scratch,
-    limits: Limits,
-    prefill_chunk: usize,
-}
-
-/// A request on its way, and its keys and values.
-struct Running {
-    request: Request,
-    sequence: Sequence,
-    /// Tokens whose keys and values are in the cache: the next forward starts there.
-    computed: usize,
+    batch: Batch,
 }
 
 impl Engine {
@@ -94,35 +83,30 @@ impl Engine {
     ///
     /// Ids of the model beyond the tokenizer's are padding of the vocabulary and no tokens: they are never sampled.
     pub fn new(model: Model, tokenizer: Tokenizer, pool: Pool, options: EngineOptions) -> Self {
-        let config = model.config();
-        let context = options.context.map_or(config.context, |context| context.min(config.context));
-        let mut eos = config.eos.clone();
-        eos.extend(tokenizer.eos().iter().filter(|token| !config.eos.contains(token)));
-        let limits = Limits { vocab: config.vocab.min(tokenizer.vocab_size()), context, eos };
-        let cache = KvCache::new(model.kv_layout(options.kv_format), context.div_ceil(PAGE));
-        let prefill_chunk = options.prefill_chunk.max(1);
-        let (workspace, scratch) = (Workspace::new(), Scratch::new());
-        Self { model, tokenizer, pool, cache, workspace, scratch, limits, prefill_chunk }
+        let EngineOptions { kv_format, context, prefill_chunk: row_budget } = options;
+        // Without a prefix cache: a prompt that is measured twice is to be computed twice.
+        let options = BatchOptions { pages: None, kv_format, context, row_budget, max_running: 1, prefix_cache: false };
+        Self { batch: Batch::new(model, tokenizer, pool, options) }
     }
 
     /// The model.
     pub fn model(&self) -> &Model {
-        &self.model
+        &self.batch.model
     }
 
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+        &self.batch.tokenizer
     }
 
     /// What a request may use.
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        &self.batch.limits
     }
 
     /// Bytes of the keys and values of `tokens` tokens.
     pub fn kv_bytes(&self, tokens: usize) -> usize {
-        tokens.div_ceil(PAGE) * self.cache.layout().bytes_per_page()
+        tokens.div_ceil(PAGE) * self.batch.cache.layout().bytes_per_page()
     }
 
     /// Continues `prompt` until the request ends, handing every token to `on_delta` as it is committed. A `Break` from
@@ -135,61 +119,32 @@ impl Engine {
         &mut self,
         prompt: &[u32],
         params: SamplingParams,
-        on_delta: impl FnMut(&Delta) -> ControlFlow<()>,
-    ) -> Result<Generation, GenerateError> {
-        let stopwatch = Stopwatch::start(Instant::now());
-        let request = Request::new(prompt, params, 0, &self.limits, &self.tokenizer)?;
-        let mut running = Running { request, sequence: Sequence::new(), computed: 0 };
-        let outcome = self.run(&mut running, stopwatch, on_delta);
-        self.cache.free(running.sequence);
-        outcome
-    }
-
-    /// Steps until the request ends.
-    fn run(
-        &mut self,
-        running: &mut Running,
-        mut stopwatch: Stopwatch,
         mut on_delta: impl FnMut(&Delta) -> ControlFlow<()>,
     ) -> Result<Generation, GenerateError> {
+        const ONLY: RequestId = RequestId(0);
+        let mut stopwatch = Stopwatch::start(Instant::now());
+        let request = Request::new(prompt, params, 0, &self.batch.limits, &self.batch.tokenizer)?;
+        self.batch.add(ONLY, 0, Salt::default(), vec![request]);
         loop {
-            if let Some(committed) = self.step(running)? {
-                stopwatch.token(Instant::now());
-                if on_delta(&committed.delta).is_break() {
-                    running.request.cancel();
+            if let Err(error) = self.batch.step() {
+                self.batch.abandon(&error.to_string());
+                self.batch.take_outcomes();
+                return Err(error.into());
+            }
+            for (_, _, outcome) in self.batch.take_outcomes() {
+                match outcome {
+                    Outcome::Token(delta) => {
+                        stopwatch.token(Instant::now());
+                        if on_delta(&delta).is_break() {
+                            self.batch.cancel(ONLY);
+                        }
+                    }
+                    Outcome::Finished(finish, usage) => {
+                        return Ok(Generation { finish, usage, timings: stopwatch.timings(usage) });
+                    }
+                    Outcome::Failed(error) => return Err(error),
                 }
             }
-            if let Some(finish) = running.request.finish() {
-                let usage = running.request.usage();
-                return Ok(Generation { finish, usage, timings: stopwatch.timings(usage) });
-            }
         }
-    }
-
-    /// One step of one request: the next chunk of its prompt or its newest token, and if that is all of its tokens,
-    /// the token that follows.
-    fn step(&mut self, running: &mut Running) -> Result<Option<Committed>, GenerateError> {
-        let Running { request, sequence, computed } = running;
-        let tokens = request.tokens();
-        let end = tokens.len().min(*computed + self.prefill_chunk);
-        let complete = end == tokens.len();
-        self.cache.reserve(sequence, end)?;
-        let segment = Segment {
-            sequence,
-            start: *computed,
-            tokens: &tokens[*computed..end],
-            visibility: Visibility::Causal,
-            logits: if complete { Logits::Last } else { Logits::None },
-        };
-        let output = self.model.forward(&mut self.workspace, &self.pool, &mut self.cache, &[segment], &[])?;
-        *computed = end;
-        if !complete {
-            return Ok(None);
-        }
-        let outputs = request.outputs().len();
-        let sampled = request
-            .sample(&output.logits[..self.limits.vocab], &mut self.scratch)
-            .map_err(|source| GenerateError::Sample { outputs, source })?;
-        Ok(Some(request.commit(sampled)?))
     }
 }

@@ -8,6 +8,7 @@
 //! noise is keyed ([`gumbel`]), and no choice looks at batch mates, at a clock or at a thread. And every token,
 //! drafted or not, is committed one by one through the same function.
 
+pub mod batch;
 mod engine;
 mod history;
 mod math;
@@ -22,7 +23,7 @@ mod timings;
 pub use engine::{Engine, EngineOptions, GenerateError, Generation};
 pub use history::History;
 pub use noise::{BLOCK, MAX_GUMBEL, MIN_GUMBEL, NoiseKey, gumbel};
-pub use params::{ParamsError, SamplingParams};
+pub use params::{ParamsError, SamplingParams, fresh_seed};
 pub use process::Scratch;
 pub use request::{CommitError, Committed, Delta, FinishReason, Limits, Request, RequestError, Usage};
 pub use sampler::{SampleError, Sampled, Sampler};

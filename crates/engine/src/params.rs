@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// How the tokens of one request are chosen and when it ends.
 ///
@@ -68,6 +69,15 @@ impl Default for SamplingParams {
             skip_special_tokens: true,
         }
     }
+}
+
+/// A seed that nobody can foresee, for a client that gave none.
+///
+/// It is drawn where the client's wishes become [`SamplingParams`], so that all that follows is a function of these and
+/// the answer can be had again by the seed.
+pub fn fresh_seed() -> u64 {
+    // The standard library's way to the system's random numbers: every state has keys of its own.
+    RandomState::new().build_hasher().finish()
 }
 
 /// A sampling parameter outside its range.

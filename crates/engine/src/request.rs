@@ -39,6 +39,14 @@ pub enum RequestError {
         /// Positions of the context.
         context: usize,
     },
+    /// So many choices cannot run at once.
+    #[error("n is {n}; it must be from 1 to {max}")]
+    Choices {
+        /// Choices asked for.
+        n: u32,
+        /// Choices that may run at once.
+        max: usize,
+    },
     /// The prompt has a token that the model does not know.
     #[error("token {token} at position {position} of the prompt is not below the vocabulary's {vocab}")]
     UnknownToken {
@@ -115,6 +123,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Tokens committed, the one that ended the request included.
     pub output_tokens: usize,
+    /// Tokens of the prompt that the prefix cache spared the computation of.
+    pub cached_tokens: usize,
 }
 
 /// One choice of one request, from its prompt to its end.
@@ -125,6 +135,7 @@ pub struct Request {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     context: usize,
+    cached_tokens: usize,
     finish: Option<FinishReason>,
 }
 
@@ -157,6 +168,7 @@ impl Request {
             stops: StopMatcher::new(&params.stop),
             sampler: Sampler::new(params, eos, choice),
             context,
+            cached_tokens: 0,
             finish: None,
         })
     }
@@ -184,7 +196,12 @@ impl Request {
     /// Tokens so far.
     pub fn usage(&self) -> Usage {
         let output_tokens = self.outputs().len();
-        Usage { prompt_tokens: self.tokens().len() - output_tokens, output_tokens }
+        Usage { prompt_tokens: self.tokens().len() - output_tokens, output_tokens, cached_tokens: self.cached_tokens }
+    }
+
+    /// Notes how much of the prompt was found in the prefix cache; it shows in the usage and nowhere else.
+    pub(crate) fn set_cached_tokens(&mut self, tokens: usize) {
+        self.cached_tokens = tokens;
     }
 
     /// Why the request ended, if it has.

@@ -2,16 +2,11 @@
 
 mod common;
 
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 
-use common::byte_tokenizer;
+use common::{byte_tokenizer, tiny_llama};
 use engine::{Delta, Engine, EngineOptions, FinishReason, GenerateError, RequestError, SamplingParams};
-use kernels::{Compute, Isa, KvFormat, Pool};
-use model::config::Config;
-use model::weights::Weights;
-use model::{LoadOptions, Model};
+use kernels::KvFormat;
 
 const PROMPT: [u32; 40] = {
     let mut prompt = [0; 40];
@@ -24,11 +19,7 @@ const PROMPT: [u32; 40] = {
 };
 
 fn engine(options: EngineOptions, threads: usize) -> Engine {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
-    let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
-    let options_of_load = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
-    let config = Config::from_dir(&dir).unwrap();
-    let model = Model::load(&Weights::open_dir(&dir).unwrap(), config, &pool, options_of_load).unwrap();
+    let (model, pool) = tiny_llama(threads);
     Engine::new(model, byte_tokenizer(), pool, options)
 }
 

@@ -60,6 +60,11 @@ pub(crate) fn peak_memory() -> Option<u64> {
     proc_bytes("/proc/self/status", "VmHWM")
 }
 
+/// Memory that a new program could have without others losing theirs, in bytes; `None` where the system does not tell.
+pub(crate) fn free_memory() -> Option<u64> {
+    proc_bytes("/proc/meminfo", "MemAvailable")
+}
+
 fn proc_bytes(path: &str, name: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let kib: u64 = field(&text, name)?.strip_suffix("kB")?.trim().parse().ok()?;

@@ -13,6 +13,7 @@ mod prompt;
 mod report;
 mod run;
 mod sampling;
+mod serve;
 mod stats;
 
 use std::io;
@@ -32,6 +33,8 @@ struct Cli {
 enum Command {
     /// Answer a prompt, or chat when there is none and the terminal is yours
     Run(Box<run::RunArgs>),
+    /// Serve a model to many clients at once, with OpenAI's API over HTTP
+    Serve(Box<serve::ServeArgs>),
     /// List the models on this machine, or fetch one
     Models(models::ModelsArgs),
     /// Measure: every figure printed comes from this run on this machine
@@ -41,6 +44,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Bench(args) => bench::run(&args),
     };

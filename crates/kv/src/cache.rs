@@ -1,8 +1,10 @@
-//! The pages of one model and who has them.
+//! The K/V memory of one model, and what may be done with it.
 
-use kernels::{KvLayer, KvSlot, PAGE};
+use kernels::{KvLayer, PAGE};
 
-use crate::Layout;
+use crate::pages::Pages;
+use crate::prefix::{Key, Parent, Prefixes};
+use crate::{Layout, Salt, Sequence};
 
 /// A sequence needs more pages than are free. Nothing was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -12,57 +14,31 @@ use crate::Layout;
 pub struct OutOfPages {
     /// Pages that the sequence lacks.
     pub needed: usize,
-    /// Pages that are free.
+    /// Pages that are free or can be evicted.
     pub free: usize,
 }
 
-/// The positions of one sequence and the pages that hold them. It belongs to the cache that it grew in and returns its
-/// pages by [`KvCache::free`]; one that is dropped instead keeps them from everybody.
-#[derive(Debug, Default)]
-pub struct Sequence {
-    table: Vec<u32>,
-    len: usize,
+/// What a cache has done since it was made. The counts only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Pages copied because a sequence was to write to one that others have.
+    pub copied_pages: u64,
+    /// Findable pages given to another use.
+    pub evicted_pages: u64,
+    /// Tokens that [`KvCache::match_prefix`] was asked for.
+    pub asked_tokens: u64,
+    /// Tokens of these that it found.
+    pub found_tokens: u64,
 }
 
-impl Sequence {
-    /// A sequence without positions.
-    pub fn new() -> Sequence {
-        Sequence::default()
-    }
-
-    /// Positions that have a slot: all below this.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether no position has a slot.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The page ids: position `p` lies at place `p % PAGE` of page `table[p / PAGE]`.
-    pub fn table(&self) -> &[u32] {
-        &self.table
-    }
-
-    /// The slot of a position.
-    ///
-    /// # Panics
-    /// When the position is not below [`Sequence::len`].
-    pub fn slot(&self, position: usize) -> KvSlot {
-        assert!(position < self.len, "position {position} of a sequence of {}", self.len);
-        KvSlot { page: self.table[position / PAGE], offset: (position % PAGE) as u8 }
-    }
-}
-
-/// The K/V memory of one model, and its free pages.
+/// The K/V memory of one model: its pages, who refers to them, and which of them hold a known text.
 #[derive(Debug)]
 pub struct KvCache {
     layout: Layout,
     layers: Vec<KvLayer>,
-    /// The last one is taken next: a page that was used already has its memory from the system.
-    free: Vec<u32>,
-    total: usize,
+    pages: Pages,
+    prefixes: Prefixes,
+    counts: Counts,
 }
 
 impl KvCache {
@@ -71,10 +47,11 @@ impl KvCache {
     /// # Panics
     /// When `pages` does not fit a page id (2³²).
     pub fn new(layout: Layout, pages: usize) -> KvCache {
-        let ids = u32::try_from(pages).unwrap_or_else(|_| panic!("{pages} pages in a K/V cache"));
+        let count = u32::try_from(pages).unwrap_or_else(|_| panic!("{pages} pages in a K/V cache"));
         let Layout { layers, kv_heads, head_dim, format } = layout;
         let layers = (0..layers).map(|_| KvLayer::new(format, pages, kv_heads, head_dim)).collect();
-        KvCache { layout, layers, free: (0..ids).rev().collect(), total: pages }
+        let (pages, prefixes) = (Pages::new(count), Prefixes::default());
+        KvCache { layout, layers, pages, prefixes, counts: Counts::default() }
     }
 
     /// The shape of the K/V.
@@ -82,42 +59,173 @@ impl KvCache {
         &self.layout
     }
 
-    /// Pages that no sequence has.
-    pub fn free_pages(&self) -> usize {
-        self.free.len()
-    }
-
     /// All pages.
     pub fn total_pages(&self) -> usize {
-        self.total
+        self.pages.total()
     }
 
-    /// Gives slots to all positions below `len`. A sequence that is longer already stays as it is.
+    /// Pages that no sequence has: the free ones and those that can be evicted.
+    pub fn free_pages(&self) -> usize {
+        self.pages.free() + self.prefixes.idle()
+    }
+
+    /// Pages that no sequence has and that a prefix can be found in: those that can be evicted.
+    pub fn cached_pages(&self) -> usize {
+        self.prefixes.idle()
+    }
+
+    /// Pages that a prefix can be found in, whether sequences have them or not.
+    pub fn findable_pages(&self) -> usize {
+        self.prefixes.len()
+    }
+
+    /// What has been done since the cache was made.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Gives slots to all positions below `len`, which may be written from the sequence's present length on: a page of
+    /// theirs that others can read is copied first, in all layers. A sequence that is as long already stays as it is.
+    /// Pages that hold a remembered prefix and that no sequence has are evicted when no page is free.
     ///
     /// # Errors
-    /// [`OutOfPages`] when it needs more pages than are free; the sequence is then unchanged.
+    /// [`OutOfPages`] when it needs more pages than are free or can be evicted; the sequence is then unchanged.
     pub fn reserve(&mut self, sequence: &mut Sequence, len: usize) -> Result<(), OutOfPages> {
-        let needed = len.div_ceil(PAGE).saturating_sub(sequence.table.len());
-        let free = self.free.len();
+        if len <= sequence.len {
+            return Ok(());
+        }
+        let partial = (!sequence.len.is_multiple_of(PAGE)).then_some(sequence.len / PAGE);
+        let shared = partial.filter(|&place| self.pages.references(sequence.table[place]) > 1);
+        let fresh = len.div_ceil(PAGE) - sequence.table.len();
+        let (needed, free) = (fresh + usize::from(shared.is_some()), self.free_pages());
         if needed > free {
             return Err(OutOfPages { needed, free });
         }
-        sequence.table.extend(self.free.drain(free - needed..).rev());
-        sequence.len = sequence.len.max(len);
+        sequence.table.extend((0..fresh).map_while(|_| self.take()));
+        sequence.len = len;
+        if let Some(place) = partial {
+            self.own(&mut sequence.table[place]);
+        }
         Ok(())
     }
 
-    /// Takes the slots of all positions from `len` on; pages without a position left become free. A sequence that is
-    /// shorter already stays as it is.
+    /// A page with one reference, free or evicted.
+    fn take(&mut self) -> Option<u32> {
+        let page = self.pages.take().or_else(|| {
+            let page = self.prefixes.evict()?;
+            self.counts.evicted_pages += 1;
+            Some(page)
+        })?;
+        self.pages.refer(page);
+        Some(page)
+    }
+
+    /// Makes a page of a table one that only this sequence can read, by a copy if it must be.
+    fn own(&mut self, page: &mut u32) {
+        let from = *page;
+        if self.pages.references(from) == 1 && !self.prefixes.has(from) {
+            return;
+        }
+        let Some(to) = self.take() else {
+            // Pages that other sequences have were counted, so this one is but findable, and nothing is left to evict:
+            // no page follows it. It would be evicted itself if it had no reader, so that a sequence alone can have
+            // all pages.
+            self.prefixes.forget(from);
+            return;
+        };
+        for layer in &mut self.layers {
+            layer.copy_page(from, to);
+        }
+        self.counts.copied_pages += 1;
+        *page = to;
+        self.release(from);
+    }
+
+    /// Adds a page to a table.
+    fn share(&mut self, page: u32) {
+        if self.pages.refer(page) {
+            self.prefixes.wake(page);
+        }
+    }
+
+    /// Takes a page from a table.
+    fn release(&mut self, page: u32) {
+        if self.pages.drop_reference(page) && !self.prefixes.rest(page) {
+            self.pages.give_back(page);
+        }
+    }
+
+    /// A second sequence of the same positions, in the same pages. Both may grow: whichever first writes to the partial
+    /// page at the end gets a copy of it from [`KvCache::reserve`]. Positions that are reserved but not yet written
+    /// must be truncated before: neither may write to what both have.
+    pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
+        for &page in &sequence.table {
+            self.share(page);
+        }
+        Sequence { table: sequence.table.clone(), len: sequence.len }
+    }
+
+    /// Takes the slots of all positions from `len` on; pages without a position left are returned, which is all that it
+    /// costs. A sequence that is shorter already stays as it is.
     pub fn truncate(&mut self, sequence: &mut Sequence, len: usize) {
         sequence.len = sequence.len.min(len);
         let pages = sequence.len.div_ceil(PAGE);
-        self.free.extend(sequence.table.drain(pages..).rev());
+        // From the tail: what comes last in a text is evicted first.
+        for page in sequence.table.drain(pages..).rev() {
+            self.release(page);
+        }
     }
 
-    /// Takes all pages of a sequence that has ended.
+    /// Takes all pages of a sequence that has ended. Those that are remembered stay findable until they are evicted.
     pub fn free(&mut self, mut sequence: Sequence) {
         self.truncate(&mut sequence, 0);
+    }
+
+    /// The longest remembered prefix of `tokens` under `salt`, in whole pages: a sequence of as many positions, which
+    /// need not be computed. The last token is never part of it, for somebody wants its logits.
+    pub fn match_prefix(&mut self, tokens: &[u32], salt: &Salt) -> Sequence {
+        let most = tokens.len().saturating_sub(1) / PAGE;
+        let mut sequence = Sequence::new();
+        let mut parent = Parent::Root(salt.clone());
+        for &tokens in tokens.as_chunks::<PAGE>().0.iter().take(most) {
+            let Some(page) = self.prefixes.find(&Key { parent, tokens }) else { break };
+            self.share(page);
+            sequence.table.push(page);
+            parent = Parent::Page(page);
+        }
+        sequence.len = sequence.table.len() * PAGE;
+        self.counts.asked_tokens += tokens.len() as u64;
+        self.counts.found_tokens += sequence.len as u64;
+        sequence
+    }
+
+    /// Makes the full pages of a sequence findable by its `tokens` under `salt`. The K/V of all these tokens must have
+    /// been written; positions past them are left out, and so are tokens past the sequence's end.
+    ///
+    /// Where the same text is findable in other pages already, the sequence changes over to these (they hold the same
+    /// bits) and its own are returned. Pages that are findable by another text or salt end what is remembered.
+    pub fn remember(&mut self, sequence: &mut Sequence, tokens: &[u32], salt: &Salt) {
+        let len = tokens.len().min(sequence.len);
+        let mut parent = Parent::Root(salt.clone());
+        for (place, &tokens) in tokens[..len].as_chunks::<PAGE>().0.iter().enumerate() {
+            let own = sequence.table[place];
+            let key = Key { parent, tokens };
+            let page = match self.prefixes.find(&key) {
+                Some(page) if page == own => page,
+                _ if self.prefixes.has(own) => return,
+                Some(page) => {
+                    self.share(page);
+                    self.release(own);
+                    sequence.table[place] = page;
+                    page
+                }
+                None => {
+                    self.prefixes.insert(key, own);
+                    own
+                }
+            };
+            parent = Parent::Page(page);
+        }
     }
 
     /// The pages of one layer, to attend over.

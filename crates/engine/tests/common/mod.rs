@@ -1,6 +1,24 @@
 //! What several tests need.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use kernels::{Compute, Isa, Pool};
+use model::config::Config;
 use model::tokenizer::{TokenKind, Tokenizer, Vocabulary};
+use model::weights::Weights;
+use model::{LoadOptions, Model};
+
+/// The tiny Llama of the fixtures, and a pool of so many threads.
+pub(crate) fn tiny_llama(threads: usize) -> (Model, Pool) {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
+    let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
+    let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
+    let config = Config::from_dir(&dir).unwrap();
+    let model = Model::load(&Weights::open_dir(&dir).unwrap(), config, &pool, options).unwrap();
+    (model, pool)
+}
 
 /// End of sequence of [`byte_tokenizer`].
 pub(crate) const EOS: u32 = 254;

@@ -1,0 +1,335 @@
+//! The requests of one engine, and the step that they share: plan, forward, sample, commit.
+//!
+//! Each stage is a method and hands its result to the next one; nothing flows backwards. Nothing here blocks, reads a
+//! clock or knows who is waiting for the outcome.
+
+use kernels::{KvFormat, PAGE, Pool};
+use kv::{KvCache, Salt, Sequence};
+use model::tokenizer::Tokenizer;
+use model::{ForwardError, Model, Segment, Workspace};
+
+use super::lane::Lane;
+use super::plan::{self, Demand, Room};
+use super::{RequestId, Stats};
+use crate::engine::GenerateError;
+use crate::process::Scratch;
+use crate::request::{Committed, Delta, FinishReason, Limits, Request, Usage};
+
+/// How a batch is set up. See [`ServiceOptions`](super::ServiceOptions).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchOptions {
+    /// Pages of the cache; `None`: as many as one request of the whole context needs.
+    pub(crate) pages: Option<usize>,
+    pub(crate) kv_format: KvFormat,
+    pub(crate) context: Option<usize>,
+    pub(crate) row_budget: usize,
+    pub(crate) max_running: usize,
+    pub(crate) prefix_cache: bool,
+}
+
+/// What came of a choice in a step.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Token(Delta),
+    Finished(FinishReason, Usage),
+    Failed(GenerateError),
+}
+
+/// A model with all that it takes to answer requests, and the requests.
+pub(crate) struct Batch {
+    pub(crate) model: Model,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) limits: Limits,
+    pub(crate) cache: KvCache,
+    pool: Pool,
+    workspace: Workspace,
+    scratch: Scratch,
+    row_budget: usize,
+    max_running: usize,
+    prefix_cache: bool,
+    /// In the order in which they are served.
+    running: Vec<Lane>,
+    /// In the order in which they begin. They hold no pages.
+    waiting: Vec<Lane>,
+    outcomes: Vec<(RequestId, u32, Outcome)>,
+    /// The counters; what can be seen from the lanes is filled in by [`Batch::stats`].
+    counters: Stats,
+}
+
+impl Batch {
+    /// Ids of the model beyond the tokenizer's are padding of the vocabulary and no tokens: they are never sampled.
+    pub(crate) fn new(model: Model, tokenizer: Tokenizer, pool: Pool, options: BatchOptions) -> Batch {
+        let config = model.config();
+        let context = options.context.map_or(config.context, |context| context.min(config.context));
+        let pages = options.pages.unwrap_or(context.div_ceil(PAGE)).max(1);
+        // No request may outgrow the pool: one that runs alone must be able to go on.
+        let context = context.min(pages.saturating_mul(PAGE));
+        let mut eos = config.eos.clone();
+        eos.extend(tokenizer.eos().iter().filter(|token| !config.eos.contains(token)));
+        let limits = Limits { vocab: config.vocab.min(tokenizer.vocab_size()), context, eos };
+        let cache = KvCache::new(model.kv_layout(options.kv_format), pages);
+        Batch {
+            model,
+            tokenizer,
+            limits,
+            cache,
+            pool,
+            workspace: Workspace::new(),
+            scratch: Scratch::new(),
+            row_budget: options.row_budget.max(1),
+            max_running: options.max_running.max(1),
+            prefix_cache: options.prefix_cache,
+            running: Vec::new(),
+            waiting: Vec::new(),
+            outcomes: Vec::new(),
+            counters: Stats::default(),
+        }
+    }
+
+    /// Takes in the choices of one request: `requests` differ in nothing but that, and are at most `max_running`.
+    pub(crate) fn add(&mut self, id: RequestId, priority: i32, salt: Salt, requests: Vec<Request>) {
+        insert(&mut self.waiting, Lane::new(id, priority, salt, requests));
+    }
+
+    /// Ends what is left of a request, and frees its pages.
+    pub(crate) fn cancel(&mut self, id: RequestId) {
+        for lane in self.running.iter_mut().chain(&mut self.waiting).filter(|lane| lane.id == id) {
+            for mut choice in lane.choices.drain(..) {
+                choice.request.cancel();
+                let outcome = Outcome::Finished(FinishReason::Cancelled, choice.request.usage());
+                self.outcomes.push((id, choice.index, outcome));
+            }
+        }
+        self.waiting.retain(|lane| !lane.choices.is_empty());
+        self.sweep();
+    }
+
+    /// Whether there is nothing to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// What came of the choices since the last call, in order.
+    pub(crate) fn take_outcomes(&mut self) -> Vec<(RequestId, u32, Outcome)> {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// One step of every request that can take part.
+    ///
+    /// # Errors
+    /// When the model refuses the rows, which no request that was let in can bring about; no request that runs can go
+    /// on then: see [`Batch::abandon`].
+    pub(crate) fn step(&mut self) -> Result<(), ForwardError> {
+        self.admit();
+        self.plan();
+        self.reserve();
+        let rows: usize = self.running.iter().map(|lane| lane.rows).sum();
+        if rows > 0 {
+            self.compute()?;
+            self.sweep();
+            self.counters.steps += 1;
+            self.counters.rows += rows as u64;
+        }
+        Ok(())
+    }
+
+    /// Computes the planned rows in one ragged batch, and commits a token to every lane that is then up to date.
+    fn compute(&mut self) -> Result<(), ForwardError> {
+        let Batch { model, pool, cache, workspace, running, .. } = self;
+        let batch: Vec<Segment<'_>> = running.iter().filter(|lane| lane.rows > 0).map(Lane::segment).collect();
+        let output = model.forward(workspace, pool, cache, &batch, &[])?;
+        drop(batch);
+        advance(running, cache, self.prefix_cache);
+        split(running, cache);
+        let (width, told) = (self.model.config().vocab, self.outcomes.len());
+        for lane in running {
+            let Some(row) = lane.logits_row.take() else { continue };
+            let logits = &output.logits[row * width..][..self.limits.vocab];
+            commit(lane, logits, &mut self.scratch, &mut self.outcomes);
+        }
+        let tokens = self.outcomes[told..].iter().filter(|(_, _, outcome)| matches!(outcome, Outcome::Token(_)));
+        self.counters.generated_tokens += tokens.count() as u64;
+        Ok(())
+    }
+
+    /// Lets in who waits, in order, while there is room. Nobody overtakes: what is too large now would wait for ever.
+    fn admit(&mut self) {
+        while let Some(first) = self.waiting.first() {
+            if !self.room().takes(first.choices.len(), 0) {
+                break;
+            }
+            // The prefix is taken before the pages are counted, for what it holds can no longer be evicted.
+            let sequence = match self.prefix_cache {
+                true => self.cache.match_prefix(first.tokens(), &first.salt),
+                false => Sequence::new(),
+            };
+            let wanted = first.wanted_pages(sequence.table().len());
+            if !self.room().takes(first.choices.len(), wanted) {
+                self.cache.free(sequence);
+                break;
+            }
+            let mut lane = self.waiting.remove(0);
+            lane.computed = sequence.len();
+            lane.sequence = sequence;
+            self.count_admission(&mut lane);
+            insert(&mut self.running, lane);
+        }
+    }
+
+    fn room(&self) -> Room {
+        let promised = self.running.iter().map(|lane| lane.wanted_pages(lane.sequence.table().len()));
+        Room {
+            running: self.running.iter().map(|lane| lane.choices.len()).sum(),
+            max_running: self.max_running,
+            free_pages: self.cache.free_pages(),
+            promised_pages: promised.sum(),
+        }
+    }
+
+    fn count_admission(&mut self, lane: &mut Lane) {
+        if !std::mem::replace(&mut lane.has_run, true) {
+            self.counters.prompt_tokens += lane.tokens().len() as u64;
+            self.counters.cached_prompt_tokens += lane.computed as u64;
+            lane.choices.iter_mut().for_each(|choice| choice.request.set_cached_tokens(lane.computed));
+        }
+    }
+
+    /// Gives every lane its rows.
+    fn plan(&mut self) {
+        let demands: Vec<Demand> = self.running.iter().map(Lane::demand).collect();
+        for (lane, rows) in self.running.iter_mut().zip(plan::rows(&demands, self.row_budget)) {
+            lane.rows = rows;
+        }
+    }
+
+    /// Finds pages for the rows, the oldest lane's first. When there are none left the youngest lane gives back its own.
+    fn reserve(&mut self) {
+        let mut index = 0;
+        while let Some(lane) = self.running.get_mut(index) {
+            let reserved = match lane.rows {
+                0 => Ok(()),
+                rows => self.cache.reserve(&mut lane.sequence, lane.computed + rows),
+            };
+            match reserved {
+                Ok(()) => index += 1,
+                Err(_) if self.running.len() > 1 => self.preempt_youngest(),
+                Err(error) => {
+                    self.fail_all(|| error.into());
+                    return self.sweep();
+                }
+            }
+        }
+    }
+
+    /// Sends the last of the running lanes back to wait. Its tokens stay; their keys and values are computed again, or
+    /// found in the prefix cache.
+    fn preempt_youngest(&mut self) {
+        let Some(mut lane) = self.running.pop() else { return };
+        self.cache.free(std::mem::take(&mut lane.sequence));
+        (lane.computed, lane.rows) = (0, 0);
+        self.counters.preemptions += 1;
+        insert(&mut self.waiting, lane);
+    }
+
+    /// Removes lanes without choices, and frees their pages.
+    fn sweep(&mut self) {
+        let Batch { running, cache, .. } = self;
+        running.retain_mut(|lane| {
+            if lane.choices.is_empty() {
+                cache.free(std::mem::take(&mut lane.sequence));
+            }
+            !lane.choices.is_empty()
+        });
+    }
+
+    /// Fails every choice that runs.
+    fn fail_all(&mut self, error: impl Fn() -> GenerateError) {
+        for lane in &mut self.running {
+            let id = lane.id;
+            let failed = lane.choices.drain(..).map(|choice| (id, choice.index, Outcome::Failed(error())));
+            self.outcomes.extend(failed);
+        }
+    }
+
+    /// Fails every choice that runs, because of a step that broke off. Whatever state it left behind is thrown away:
+    /// the cache is made anew. Those who wait go on.
+    pub(crate) fn abandon(&mut self, message: &str) {
+        self.fail_all(|| GenerateError::Step { message: message.to_owned() });
+        self.running.clear();
+        self.cache = KvCache::new(*self.cache.layout(), self.cache.total_pages());
+        (self.workspace, self.scratch) = (Workspace::new(), Scratch::new());
+    }
+
+    /// What is going on. `step_seconds` is left to who has a clock.
+    pub(crate) fn stats(&self) -> Stats {
+        let requests = |lanes: &[Lane]| lanes.chunk_by(|a, b| a.id == b.id).count();
+        let (total, free) = (self.cache.total_pages(), self.cache.free_pages());
+        Stats {
+            running: requests(&self.running),
+            waiting: requests(&self.waiting),
+            kv_pages_used: total - free,
+            kv_pages_total: total,
+            cached_pages: self.cache.cached_pages(),
+            ..self.counters
+        }
+    }
+}
+
+/// Notes that the planned rows are in the cache, and makes the pages that they filled findable.
+fn advance(running: &mut [Lane], cache: &mut KvCache, prefix_cache: bool) {
+    let mut logits_rows = 0;
+    for lane in running {
+        let (before, after) = (lane.computed, lane.computed + lane.rows);
+        lane.computed = after;
+        let complete = lane.rows > 0 && after == lane.tokens().len();
+        lane.logits_row = complete.then_some(logits_rows);
+        logits_rows += usize::from(complete);
+        if prefix_cache && before / PAGE < after / PAGE {
+            lane.remember(cache);
+        }
+    }
+}
+
+/// Gives each choice of a prompt that is now computed a lane of its own, on the same pages.
+fn split(running: &mut Vec<Lane>, cache: &mut KvCache) {
+    let mut index = 0;
+    while let Some(lane) = running.get_mut(index) {
+        if lane.logits_row.is_some() && lane.choices.len() > 1 {
+            let sequence = cache.fork(&lane.sequence);
+            let split = lane.split(sequence);
+            insert(running, split);
+        } else {
+            index += 1;
+        }
+    }
+}
+
+/// Samples the next token from `logits` `[vocab]` and commits it. A choice that ends with it leaves the lane.
+fn commit(lane: &mut Lane, logits: &[f32], scratch: &mut Scratch, outcomes: &mut Vec<(RequestId, u32, Outcome)>) {
+    let id = lane.id;
+    lane.choices.retain_mut(|choice| {
+        let mut tell = |outcome| outcomes.push((id, choice.index, outcome));
+        let outputs = choice.request.outputs().len();
+        let sampled = choice.request.sample(logits, scratch);
+        let sampled = sampled.map_err(|source| GenerateError::Sample { outputs, source });
+        match sampled.and_then(|sampled| Ok(choice.request.commit(sampled)?)) {
+            Ok(Committed { delta, finish }) => {
+                tell(Outcome::Token(delta));
+                if let Some(reason) = finish {
+                    tell(Outcome::Finished(reason, choice.request.usage()));
+                }
+                finish.is_none()
+            }
+            Err(error) => {
+                tell(Outcome::Failed(error));
+                false
+            }
+        }
+    });
+}
+
+/// Adds a lane at its place in the order.
+fn insert(lanes: &mut Vec<Lane>, lane: Lane) {
+    let place = lanes.partition_point(|other| other.order() < lane.order());
+    lanes.insert(place, lane);
+}

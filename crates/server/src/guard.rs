@@ -1,0 +1,92 @@
+//! What every request goes through: its id, the API key, CORS, the count and the log line.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, VARY,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use engine::fresh_seed;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest id that is taken over from a client.
+const MAX_ID: usize = 128;
+
+/// Addresses that tell nothing but whether the server lives: for probes, which have no key.
+const OPEN: [&str; 2] = ["/health", "/ready"];
+
+/// The id of a request, in its answer's header and in the log: the client's own, or a random one.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub(crate) String);
+
+pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let RequestId(id) = RequestId::of(request.headers());
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let mut response = if app.config.cors.is_some() && is_preflight(&request) {
+        StatusCode::NO_CONTENT.into_response()
+    } else if may_pass(app.config.api_key.as_deref(), &path, request.headers()) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
+    };
+    let status = response.status().as_u16();
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    if let Some(origin) = &app.config.cors {
+        allow_origin(response.headers_mut(), origin);
+    }
+    app.metrics.answered(&route, status);
+    let seconds = start.elapsed().as_secs_f64();
+    tracing::info!(request_id = %id, %method, %path, status, seconds, "request answered");
+    response
+}
+
+impl RequestId {
+    fn of(headers: &HeaderMap) -> Self {
+        let sane = |id: &&str| (1..=MAX_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
+        let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(sane);
+        Self(given.map_or_else(|| format!("{:016x}", fresh_seed()), str::to_owned))
+    }
+}
+
+/// A browser that asks whether it may ask.
+fn is_preflight(request: &Request) -> bool {
+    request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+fn may_pass(key: Option<&str>, path: &str, headers: &HeaderMap) -> bool {
+    let Some(key) = key else { return true };
+    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let is_bearer = given.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer "));
+    OPEN.contains(&path) || is_bearer && is_equal(&given[7..], key.as_bytes())
+}
+
+/// Looks at every byte whatever it finds: the time tells nothing of where a guess went wrong.
+fn is_equal(given: &[u8], key: &[u8]) -> bool {
+    given.len() == key.len() && given.iter().zip(key).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}
+
+fn allow_origin(headers: &mut HeaderMap, origin: &str) {
+    let Ok(origin) = HeaderValue::from_str(origin) else { return };
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    // `*` does not cover Authorization.
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, Authorization"));
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
+    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    headers.insert(VARY, HeaderValue::from_static("Origin"));
+}

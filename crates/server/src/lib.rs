@@ -1,0 +1,25 @@
+//! The engine over HTTP, as OpenAI's API has it.
+//!
+//! This room turns requests into submissions to `engine::batch`, and its events into JSON or server-sent events. A field
+//! that would change the output is honoured or refused by name, never dropped. How a step runs, what a page is and how a
+//! token is chosen may not enter; neither may anything that blocks: the engine has a thread of its own, and what a
+//! client does not read is at most its own answer.
+
+mod app;
+mod chat;
+mod completions;
+mod error;
+mod fields;
+mod generation;
+mod guard;
+mod logprobs;
+mod metrics;
+mod params;
+mod respond;
+mod serve;
+mod shape;
+mod status;
+mod text;
+
+pub use app::{Served, router};
+pub use serve::{ServerConfig, ServerError, bind, serve};

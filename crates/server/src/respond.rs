@@ -1,0 +1,113 @@
+//! From a running generation to the HTTP response: one JSON object, or server-sent events.
+
+use std::convert::Infallible;
+use std::fmt::Write;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::generation::{Generation, Piece};
+use crate::guard::RequestId;
+use crate::params::Asked;
+use crate::shape::{Kind, Shape};
+
+/// Runs what was asked for and answers in the form that was asked for.
+///
+/// # Errors
+/// 400, 429 or 503 when the engine does not take the request, 500 when it fails.
+pub(crate) async fn answer(
+    app: &App,
+    kind: Kind,
+    (model, RequestId(id)): (String, RequestId),
+    prompts: Vec<Vec<u32>>,
+    asked: &Asked,
+) -> Result<Response, ApiError> {
+    let choices = prompts.len() * asked.n as usize;
+    let shape = Shape::new(kind, &id, model, app.served.tokenizer.clone(), choices, asked.include_usage);
+    let generation = Generation::start(app, prompts, asked, id)?;
+    if asked.stream { Ok(stream(generation, shape)) } else { whole(generation, shape).await }
+}
+
+/// The answer when it is complete.
+///
+/// # Errors
+/// 500 when a choice fails.
+async fn whole(mut generation: Generation, mut shape: Shape) -> Result<Response, ApiError> {
+    while let Some(piece) = generation.next().await {
+        match piece {
+            Piece::Delta { choice, delta } => shape.add(choice, &delta),
+            Piece::Finished { choice, reason } => shape.end(choice, reason),
+            Piece::Failed { message } => return Err(ApiError::failed(message)),
+        }
+    }
+    Ok(Json(shape.whole(generation.tokens())).into_response())
+}
+
+/// The answer as it comes, one event a token.
+fn stream(generation: Generation, shape: Shape) -> Response {
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(Events { generation, shape, ended: false })).into_response()
+}
+
+/// The body of a stream. The client's going drops it, and the generation with it.
+struct Events {
+    generation: Generation,
+    shape: Shape,
+    ended: bool,
+}
+
+impl Stream for Events {
+    type Item = Result<Bytes, Infallible>;
+
+    /// All events that are there go out in one piece: a client that reads slowly is written to less often.
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let events = self.get_mut();
+        let mut frames = String::new();
+        while !events.ended {
+            match events.generation.poll_next(context) {
+                Poll::Pending if frames.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(piece) => events.write(piece, &mut frames),
+            }
+        }
+        Poll::Ready((!frames.is_empty()).then(|| Ok(frames.into())))
+    }
+}
+
+impl Events {
+    fn write(&mut self, piece: Option<Piece>, frames: &mut String) {
+        match piece {
+            Some(Piece::Delta { choice, delta }) => {
+                if let Some(chunk) = self.shape.chunk(choice, &delta) {
+                    frame(frames, &chunk);
+                }
+            }
+            Some(Piece::Finished { choice, reason }) => frame(frames, &self.shape.last_chunk(choice, reason)),
+            // The status has been sent: an event is the only way left to say it.
+            Some(Piece::Failed { message }) => {
+                frame(frames, &ApiError::failed(message).to_json());
+                self.ended = true;
+            }
+            None => {
+                if let Some(chunk) = self.shape.usage_chunk(self.generation.tokens()) {
+                    frame(frames, &chunk);
+                }
+                frames.push_str("data: [DONE]\n\n");
+                self.ended = true;
+            }
+        }
+    }
+}
+
+fn frame(frames: &mut String, chunk: &Value) {
+    // Writing to a String does not fail.
+    let _ = write!(frames, "data: {chunk}\n\n");
+}

@@ -1,0 +1,145 @@
+//! What changes while requests run: clients that go away, queues that fill, figures, and the end of a server.
+
+mod support;
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Request;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use server::{ServerConfig, bind, serve};
+use support::Fixture;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tower::ServiceExt;
+
+/// More tokens than a test waits for: 8 prompts of 32 choices that never stop by themselves.
+fn endless() -> Value {
+    let prompts: Vec<String> = (0..8).map(|i| format!("Prompt {i}")).collect();
+    json!({ "prompt": prompts, "n": 32, "max_tokens": 200, "ignore_eos": true, "stream": true })
+}
+
+const ENDLESS_TOKENS: u64 = 8 * 32 * 200;
+
+/// Waits until the engine has nothing to do.
+async fn idle(fixture: &Fixture) {
+    while {
+        let stats = fixture.served.handle.stats();
+        stats.running + stats.waiting > 0
+    } {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn busy(fixture: &Fixture) {
+    while fixture.served.handle.stats().generated_tokens == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn assert_cancelled(fixture: &Fixture) {
+    let stats = fixture.served.handle.stats();
+    assert!(stats.generated_tokens < ENDLESS_TOKENS, "{} tokens for nobody", stats.generated_tokens);
+    assert_eq!(stats.kv_pages_used, 0);
+}
+
+/// A request as bytes on a connection of its own.
+fn raw(path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = body.len();
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+#[tokio::test]
+async fn a_client_that_goes_cancels_its_request() {
+    let fixture = Fixture::new();
+    let request = Request::post("/v1/completions").body(Body::from(endless().to_string())).unwrap();
+    let mut response = fixture.router.clone().oneshot(request).await.unwrap();
+    response.body_mut().frame().await.unwrap().unwrap();
+    drop(response);
+    idle(&fixture).await;
+    assert_cancelled(&fixture);
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back_and_keeps_nothing() {
+    let fixture = Fixture::with(ServerConfig::default(), 1);
+    let answer = fixture.post("/v1/completions", endless()).await;
+    let error = answer.error(429);
+    assert_eq!(error["code"], "queue_full");
+    assert_eq!(answer.headers["retry-after"], "1");
+    idle(&fixture).await;
+    assert_cancelled(&fixture);
+    fixture.post("/v1/completions", json!({ "prompt": "a", "max_tokens": 1 })).await.ok();
+}
+
+#[tokio::test]
+async fn a_service_that_stops_is_unavailable() {
+    let Fixture { service, router, .. } = Fixture::new();
+    service.shutdown();
+    let request = Request::post("/v1/completions").body(Body::from(json!({ "prompt": "a" }).to_string())).unwrap();
+    let response = router.oneshot(request).await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert!(response.headers().contains_key("retry-after"));
+}
+
+#[tokio::test]
+async fn figures_count_what_was_done() {
+    let fixture = Fixture::new();
+    let body = json!({ "prompt": "Once", "max_tokens": 7, "ignore_eos": true, "n": 2 });
+    fixture.post("/v1/completions", body).await.ok();
+    let text = fixture.get("/metrics").await;
+    assert!(text.headers["content-type"].to_str().unwrap().starts_with("application/openmetrics-text"));
+    for line in [
+        "foretoken_generation_tokens_total 14.0",
+        "foretoken_prompt_tokens_total 4.0",
+        "foretoken_requests_running 0.0",
+        "vllm:num_requests_waiting 0.0",
+        "vllm:kv_cache_usage_perc 0.0",
+        "foretoken_time_to_first_token_seconds_count 1",
+        "foretoken_time_per_output_token_seconds_count 2",
+        "foretoken_request_seconds_count 2",
+        "foretoken_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
+    ] {
+        assert!(text.body.lines().any(|found| found == line), "{line} in\n{}", text.body);
+    }
+    assert!(text.body.ends_with("# EOF\n"));
+}
+
+#[tokio::test]
+async fn on_a_socket_a_client_goes_and_a_server_ends() {
+    let fixture = Fixture::new();
+    let config = ServerConfig { port: 0, ..ServerConfig::default() };
+    let listener = bind(&config).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let shutdown = async { stopped.await.unwrap_or_default() };
+    let server = tokio::spawn(serve(listener, config, fixture.served.clone(), shutdown));
+
+    // One that waits for a whole answer and goes.
+    let mut whole = endless();
+    whole["stream"] = false.into();
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(&raw("/v1/completions", &whole)).await.unwrap();
+    busy(&fixture).await;
+    drop(client);
+    idle(&fixture).await;
+    assert_cancelled(&fixture);
+
+    // One that is being answered when the server is told to stop.
+    let body = json!({ "prompt": "Once", "max_tokens": 200, "ignore_eos": true, "stream": true });
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(&raw("/v1/completions", &body)).await.unwrap();
+    let mut answer = vec![0; 64];
+    client.read_exact(&mut answer).await.unwrap();
+    stop.send(()).unwrap();
+    client.read_to_end(&mut answer).await.unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("data: [DONE]"), "{answer}");
+    server.await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err());
+}

@@ -1,0 +1,129 @@
+//! A server on the tiny Llama of the fixtures, whose tokens are bytes.
+#![allow(dead_code)] // Each test file uses a part of it.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode};
+use engine::batch::{Service, ServiceOptions};
+use http_body_util::BodyExt;
+use kernels::{Compute, Isa, Pool};
+use model::chat::ChatTemplate;
+use model::config::Config;
+use model::tokenizer::{TokenKind, Tokenizer, Vocabulary};
+use model::weights::Weights;
+use model::{LoadOptions, Model};
+use serde_json::Value;
+use server::{Served, ServerConfig, router};
+use tower::ServiceExt;
+
+/// The fixture's positions.
+pub(crate) const CONTEXT: usize = 256;
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
+    {% if add_generation_prompt %}assistant:{% endif %}";
+
+/// 256 ids: id n is byte n, but for two control tokens (bytes that UTF-8 never uses).
+fn byte_tokenizer() -> Tokenizer {
+    let mut tokens: Vec<String> = (0..254).map(|byte| format!("<0x{byte:02X}>")).collect();
+    tokens.extend(["</s>".to_owned(), "<s>".to_owned()]);
+    let mut kinds = vec![TokenKind::Byte; 254];
+    kinds.extend([TokenKind::Control; 2]);
+    let vocabulary = Vocabulary {
+        file: "bytes".into(),
+        model: "llama".into(),
+        tokens,
+        kinds,
+        scores: vec![0.0; 256],
+        eos: vec![254],
+        add_bos: Some(false),
+        add_space_prefix: Some(false),
+        ..Vocabulary::default()
+    };
+    Tokenizer::from_vocabulary(vocabulary).unwrap()
+}
+
+fn start(max_waiting: usize) -> Service {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
+    let pool = Pool::new(NonZeroUsize::MIN);
+    let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
+    let config = Config::from_dir(&dir).unwrap();
+    let model = Model::load(&Weights::open_dir(&dir).unwrap(), config, &pool, options).unwrap();
+    let options =
+        ServiceOptions { kv_bytes: 4 << 20, context: Some(CONTEXT), max_waiting, ..ServiceOptions::default() };
+    Service::start(model, byte_tokenizer(), pool, options)
+}
+
+/// A running engine with a server in front.
+pub(crate) struct Fixture {
+    pub(crate) service: Service,
+    pub(crate) served: Served,
+    pub(crate) router: Router,
+}
+
+impl Fixture {
+    pub(crate) fn new() -> Self {
+        Self::with(ServerConfig::default(), 64)
+    }
+
+    pub(crate) fn with(config: ServerConfig, max_waiting: usize) -> Self {
+        let service = start(max_waiting);
+        let template = Some(ChatTemplate::new(TEMPLATE, &BTreeMap::new()).unwrap());
+        let served = Served { handle: service.handle(), tokenizer: byte_tokenizer(), template };
+        Self { router: router(config, served.clone()), served, service }
+    }
+
+    /// Sends a request and waits for the whole answer.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Answer { status: head.status, headers: head.headers, body: String::from_utf8(body.to_vec()).unwrap() }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(Request::post(path).body(Body::from(body.to_string())).unwrap()).await
+    }
+}
+
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// The answer, which must be a success.
+    pub(crate) fn ok(&self) -> Value {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.body);
+        self.json()
+    }
+
+    /// The error in the answer, which must have that status.
+    pub(crate) fn error(&self, status: u16) -> Value {
+        assert_eq!(self.status.as_u16(), status, "{}", self.body);
+        let error = self.json()["error"].clone();
+        assert!(error["message"].is_string() && error["type"].is_string(), "{error}");
+        error
+    }
+
+    /// The events of a stream, whose framing must be right and whose last must be `[DONE]`.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.body);
+        assert_eq!(self.headers["content-type"], "text/event-stream");
+        let frames = self.body.strip_suffix("data: [DONE]\n\n").expect("[DONE] at the end");
+        let frames = frames.split_terminator("\n\n");
+        frames.map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    }
+}
