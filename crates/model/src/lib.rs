@@ -12,6 +12,7 @@ pub mod config;
 pub mod detokenize;
 pub mod gguf;
 pub mod load;
+mod mmap;
 pub mod source;
 pub mod tokenizer;
 pub mod transformer;

@@ -12,11 +12,10 @@ mod metadata;
 mod read;
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use crate::mmap::Mapped;
 use kernels::Format;
-use memmap2::{Mmap, UncheckedAdvice};
 
 pub use metadata::{Array, Metadata, Value};
 
@@ -113,7 +112,7 @@ pub struct TensorInfo {
 #[derive(Debug)]
 pub struct Gguf {
     path: PathBuf,
-    map: Mmap,
+    map: Mapped,
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
@@ -127,10 +126,7 @@ impl Gguf {
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
         let name = path.display().to_string();
         let io = |source| GgufError::Io { file: name.clone(), source };
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only and private to this value. As with every mapped weight file, another process that
-        // truncates the file while it is in use would end this one with SIGBUS; files in a cache are replaced by rename.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let map = Mapped::open(path).map_err(io)?;
         let (metadata, tensors) = Gguf::parse(&map, &name)?;
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         Ok(Gguf { path: path.to_path_buf(), map, metadata, tensors, index })
@@ -153,11 +149,7 @@ impl Gguf {
     /// The pages of the header are given back as well.
     pub fn take_metadata(&mut self) -> Metadata {
         let header = self.tensors.iter().map(|tensor| tensor.offset).min().unwrap_or(0);
-        // SAFETY: the map is a read-only map of a file, so that a dropped page is read from the file again when touched:
-        // no reference into it ever sees other bytes.
-        let advised = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, 0, header) };
-        // Advice that is not taken costs memory, not correctness.
-        drop(advised);
+        self.map.release(0..header);
         let empty = Metadata::new(&self.path.display().to_string());
         std::mem::replace(&mut self.metadata, empty)
     }
@@ -183,7 +175,7 @@ impl Gguf {
     }
 
     /// The whole mapped file.
-    pub(crate) fn map(&self) -> &Mmap {
+    pub(crate) fn map(&self) -> &Mapped {
         &self.map
     }
 }

@@ -11,10 +11,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use kernels::Format;
-use memmap2::{Mmap, UncheckedAdvice};
 
 use self::safetensors::Shards;
 use crate::gguf::{Gguf, GgufError};
+use crate::mmap::Mapped;
 
 /// What is wrong with a model's weights, and where.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +121,7 @@ struct Found<'a> {
     format: Result<Format, String>,
     shape: &'a [usize],
     data: &'a [u8],
-    map: &'a Mmap,
+    map: &'a Mapped,
     offset: usize,
 }
 
@@ -202,14 +202,8 @@ impl Weights {
     /// Reading them again would only be slow.
     pub fn release(&self, name: &str, range: Range<usize>) {
         let Some(found) = self.find(name) else { return };
-        let range = range.start.min(found.data.len())..range.end.min(found.data.len());
-        // SAFETY: the map is a read-only map of a file, so that a dropped page is read from the file again when touched:
-        // no reference into it ever sees other bytes.
-        let advised = unsafe {
-            found.map.unchecked_advise_range(UncheckedAdvice::DontNeed, found.offset + range.start, range.len())
-        };
-        // Advice that is not taken costs memory, not correctness.
-        drop(advised);
+        let end = range.end.min(found.data.len());
+        found.map.release(found.offset + range.start.min(end)..found.offset + end);
     }
 
     fn find(&self, name: &str) -> Option<Found<'_>> {
@@ -254,12 +248,8 @@ impl Tensor<'_> {
 }
 
 /// Maps a file for reading.
-fn map(path: &Path) -> Result<Mmap, WeightsError> {
-    let io = |source| WeightsError::Io { file: path.display().to_string(), source };
-    let file = std::fs::File::open(path).map_err(io)?;
-    // SAFETY: the map is read-only and owned by the weights. As with every mapped weight file, another process that
-    // truncates the file while it is in use would end this one with SIGBUS; files in a cache are replaced by rename.
-    unsafe { Mmap::map(&file) }.map_err(io)
+fn map(path: &Path) -> Result<Mapped, WeightsError> {
+    Mapped::open(path).map_err(|source| WeightsError::Io { file: path.display().to_string(), source })
 }
 
 /// Why a file is no weight file, when it is the stand-in that git leaves for large files.

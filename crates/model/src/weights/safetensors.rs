@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use kernels::Format;
-use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use super::{Found, WeightsError, beside, broken, is_git_lfs_pointer, map};
+use crate::mmap::Mapped;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -18,7 +18,7 @@ const INDEX: &str = "model.safetensors.index.json";
 pub(super) struct Shards {
     /// The file, or the index of several.
     source: PathBuf,
-    files: Vec<(PathBuf, Mmap)>,
+    files: Vec<(PathBuf, Mapped)>,
     tensors: HashMap<String, Entry>,
 }
 
