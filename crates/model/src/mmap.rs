@@ -9,6 +9,10 @@ use std::path::Path;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
+/// How far around a touched page the system maps pages that it has in memory anyway. What was released before would thus
+/// come back with its neighbour, so that a release takes the surroundings along; they are cheap to map again.
+const AROUND: usize = 64 << 10;
+
 /// A file, mapped read-only. Its bytes are read when they are first touched.
 #[derive(Debug)]
 pub(crate) struct Mapped(Mmap);
@@ -24,7 +28,8 @@ impl Mapped {
 
     /// Tells the system that the pages of these bytes are not needed any more. Reading them again would only be slow.
     pub(crate) fn release(&self, range: Range<usize>) {
-        let range = range.start.min(self.0.len())..range.end.min(self.0.len());
+        let end = range.end.saturating_add(AROUND).min(self.0.len());
+        let range = range.start.saturating_sub(AROUND).min(end)..end;
         if range.is_empty() {
             return;
         }
