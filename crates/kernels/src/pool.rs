@@ -168,6 +168,14 @@ impl Pool {
         self.for_each(rows, |row| each(row, unsafe { values.slice(row * width..(row + 1) * width) }));
     }
 
+    /// Calls `each(index, item)` for every item: whole tasks of some ten microseconds and more each.
+    pub fn for_each_mut<T: Send>(&self, items: &mut [T], each: impl Fn(usize, &mut T) + Sync) {
+        let n = items.len();
+        let items = Disjoint::new(items);
+        // SAFETY: each item is handed out once.
+        self.for_each(n, |index| unsafe { items.slice(index..index + 1) }.iter_mut().for_each(|item| each(index, item)));
+    }
+
     /// Calls `each(row, left, right)` for every row of two matrices of `rows` rows, in one region.
     ///
     /// # Panics

@@ -6,8 +6,8 @@ use kernels::PAGE;
 use kv::{KvCache, Salt, Sequence};
 use model::{Logits, Segment, Visibility};
 
-use super::RequestId;
 use super::plan::Demand;
+use super::{Outcome, RequestId};
 use crate::request::Request;
 
 /// One choice of a request.
@@ -32,6 +32,8 @@ pub(super) struct Lane {
     pub(super) rows: usize,
     /// Which of the step's rows of logits is this lane's, if it has one.
     pub(super) logits_row: Option<usize>,
+    /// What came of the choices in this step.
+    pub(super) outcomes: Vec<(u32, Outcome)>,
     /// It has run before: what the prefix cache holds of it now may be its own.
     pub(super) has_run: bool,
 }
@@ -40,14 +42,26 @@ impl Lane {
     pub(super) fn new(id: RequestId, priority: i32, salt: Salt, requests: Vec<Request>) -> Lane {
         let choices = (0..).zip(requests).map(|(index, request)| Choice { index, request }).collect();
         let sequence = Sequence::new();
-        Lane { id, priority, salt, choices, sequence, computed: 0, rows: 0, logits_row: None, has_run: false }
+        Lane {
+            id,
+            priority,
+            salt,
+            choices,
+            sequence,
+            computed: 0,
+            rows: 0,
+            logits_row: None,
+            outcomes: Vec::new(),
+            has_run: false,
+        }
     }
 
     /// A lane for the last choice of this one, on a `sequence` forked from its own.
     pub(super) fn split(&mut self, sequence: Sequence) -> Lane {
         let choices = self.choices.pop().into_iter().collect();
         let Lane { id, priority, computed, rows, logits_row, has_run, .. } = *self;
-        Lane { id, priority, salt: self.salt.clone(), choices, sequence, computed, rows, logits_row, has_run }
+        let (salt, outcomes) = (self.salt.clone(), Vec::new());
+        Lane { id, priority, salt, choices, sequence, computed, rows, logits_row, outcomes, has_run }
     }
 
     /// Who is served first: high priority, then early arrival.

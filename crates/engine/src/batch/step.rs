@@ -3,6 +3,8 @@
 //! Each stage is a method and hands its result to the next one; nothing flows backwards. Nothing here blocks, reads a
 //! clock or knows who is waiting for the outcome.
 
+use std::sync::{Mutex, PoisonError};
+
 use kernels::{KvFormat, PAGE, Pool};
 use kv::{KvCache, Salt, Sequence};
 use model::tokenizer::Tokenizer;
@@ -43,7 +45,7 @@ pub(crate) struct Batch {
     pub(crate) cache: KvCache,
     pool: Pool,
     workspace: Workspace,
-    scratch: Scratch,
+    scratch: SharedScratch,
     row_budget: usize,
     max_running: usize,
     prefix_cache: bool,
@@ -75,7 +77,7 @@ impl Batch {
             cache,
             pool,
             workspace: Workspace::new(),
-            scratch: Scratch::new(),
+            scratch: SharedScratch::default(),
             row_budget: options.row_budget.max(1),
             max_running: options.max_running.max(1),
             prefix_cache: options.prefix_cache,
@@ -141,15 +143,22 @@ impl Batch {
         drop(batch);
         advance(running, cache, self.prefix_cache);
         split(running, cache);
-        let (width, told) = (self.model.config().vocab, self.outcomes.len());
-        for lane in running {
-            let Some(row) = lane.logits_row.take() else { continue };
-            let logits = &output.logits[row * width..][..self.limits.vocab];
-            commit(lane, logits, &mut self.scratch, &mut self.outcomes);
-        }
-        let tokens = self.outcomes[told..].iter().filter(|(_, _, outcome)| matches!(outcome, Outcome::Token(_)));
-        self.counters.generated_tokens += tokens.count() as u64;
+        let (width, vocab, scratch) = (self.model.config().vocab, self.limits.vocab, &self.scratch);
+        pool.for_each_mut(running, |_, lane| {
+            let Some(row) = lane.logits_row.take() else { return };
+            scratch.with(|scratch| commit(lane, &output.logits[row * width..][..vocab], scratch));
+        });
+        self.collect();
         Ok(())
+    }
+
+    /// Takes what came of the lanes, in their order.
+    fn collect(&mut self) {
+        for lane in &mut self.running {
+            let is_token = |(_, outcome): &&(u32, Outcome)| matches!(outcome, Outcome::Token(_));
+            self.counters.generated_tokens += lane.outcomes.iter().filter(is_token).count() as u64;
+            self.outcomes.extend(lane.outcomes.drain(..).map(|(choice, outcome)| (lane.id, choice, outcome)));
+        }
     }
 
     /// Lets in who waits, in order, while there is room. Nobody overtakes: what is too large now would wait for ever.
@@ -257,7 +266,7 @@ impl Batch {
         self.fail_all(|| GenerateError::Step { message: message.to_owned() });
         self.running.clear();
         self.cache = KvCache::new(*self.cache.layout(), self.cache.total_pages());
-        (self.workspace, self.scratch) = (Workspace::new(), Scratch::new());
+        (self.workspace, self.scratch) = (Workspace::new(), SharedScratch::default());
     }
 
     /// What is going on. `step_seconds` is left to who has a clock.
@@ -305,10 +314,10 @@ fn split(running: &mut Vec<Lane>, cache: &mut KvCache) {
 }
 
 /// Samples the next token from `logits` `[vocab]` and commits it. A choice that ends with it leaves the lane.
-fn commit(lane: &mut Lane, logits: &[f32], scratch: &mut Scratch, outcomes: &mut Vec<(RequestId, u32, Outcome)>) {
-    let id = lane.id;
-    lane.choices.retain_mut(|choice| {
-        let mut tell = |outcome| outcomes.push((id, choice.index, outcome));
+fn commit(lane: &mut Lane, logits: &[f32], scratch: &mut Scratch) {
+    let Lane { choices, outcomes, .. } = lane;
+    choices.retain_mut(|choice| {
+        let mut tell = |outcome| outcomes.push((choice.index, outcome));
         let outputs = choice.request.outputs().len();
         let sampled = choice.request.sample(logits, scratch);
         let sampled = sampled.map_err(|source| GenerateError::Sample { outputs, source });
@@ -326,6 +335,19 @@ fn commit(lane: &mut Lane, logits: &[f32], scratch: &mut Scratch, outcomes: &mut
             }
         }
     });
+}
+
+/// Buffers of the sampler for as many threads as sample at the same time.
+#[derive(Debug, Default)]
+struct SharedScratch(Mutex<Vec<Scratch>>);
+
+impl SharedScratch {
+    fn with(&self, sample: impl FnOnce(&mut Scratch)) {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock().pop().unwrap_or_default();
+        sample(&mut scratch);
+        lock().push(scratch);
+    }
 }
 
 /// Adds a lane at its place in the order.
