@@ -6,7 +6,10 @@ use std::convert::Infallible;
 
 use common::{assert_close, committed, context, law, marginal};
 use proptest::prelude::*;
-use spec::{Admission, Coins, Distribution, Drawn, Mandatory, Proposal, Search, Tree, keyed, ratio};
+use spec::{
+    Admission, Coins, Distribution, Drawn, Mandatory, OnlineCalibration, Proposal, Search, Tree,
+    expected_tokens_of_tree, keyed, ratio,
+};
 
 /// DSpark's counter-example (appendix A): the law of the first token when the second draft's confidence is 0.9 after
 /// token A and 0 after B.
@@ -81,6 +84,42 @@ fn two_requests_that_compete_keep_their_joint_law() {
     }
 }
 
+#[test]
+fn confidences_that_learn_keep_the_law() {
+    // Steps until three tokens are out: each learns from those before, and so checks more or less.
+    let [target, drafter] = [[0.7, 0.3], [0.5, 0.5]].map(|p| Distribution::dense(p).unwrap());
+    let steps = [1.0, 0.62, 0.45];
+    let found = law(|script| {
+        let mut online = OnlineCalibration::new(2, 4);
+        let mut output = Vec::new();
+        while output.len() < 3 {
+            let tokens = [script.draw(&drafter), script.draw(&drafter)];
+            let said = [0.7, if tokens[0] == 0 { 0.9 } else { 0.2 }];
+            let mut proposal = Proposal::new(9);
+            let mut node = 0;
+            for (&token, confidence) in tokens.iter().zip(said) {
+                let law = drafter.clone();
+                node = proposal.add_drawn(node, law, Drawn::Independently, &[token], &[confidence]).unwrap()[0];
+            }
+            let mut admission = Admission::new();
+            admission.add_chain(&online.survivals(&said)).unwrap();
+            admission.admit(Mandatory::requests(1), Search::EarlyStop, |rows| steps[rows - 1]).unwrap();
+            let checked = admission.drafts(0);
+            let (proposal, _) = proposal.keep(admission.kept(0)).unwrap();
+            let Ok(accepted) = ratio(&proposal, |_| Ok::<_, Infallible>(Some(target.clone())), script);
+            output.extend(committed(proposal.tree(), &accepted));
+            online.observe_chain(&said[..checked], accepted.path.len());
+        }
+        output.truncate(3);
+        output
+    });
+    assert_eq!(found.len(), 8);
+    for (output, p) in &found {
+        let expected: f64 = output.iter().map(|&token| target.probability(token)).product();
+        assert!((p - expected).abs() < 1e-12, "{output:?} {p} {expected}");
+    }
+}
+
 /// The token that keyed noise gives after these tokens, whoever asks.
 fn sample(seed: u64, context: &[u32]) -> u32 {
     let mut state = seed | 1;
@@ -146,13 +185,8 @@ proptest! {
         survivals.sort_unstable_by(|a, b| b.total_cmp(a));
         let best: f64 = survivals.iter().take(budget).sum();
         prop_assert!((admitted.tokens - 1.0 - best).abs() < 1e-12);
-        prop_assert!((spec_tokens(&kept) - admitted.tokens).abs() < 1e-12);
+        prop_assert!((expected_tokens_of_tree(&kept) - admitted.tokens).abs() < 1e-12);
     }
-}
-
-/// 1 + the sum of survivals.
-fn spec_tokens(tree: &Tree) -> f64 {
-    tree.survivals().iter().sum()
 }
 
 #[test]
