@@ -14,7 +14,7 @@ pub enum CostError {
     Cost { cost: f64 },
 }
 
-/// E[τ] of a chain of `drafts` each accepted with probability `acceptance` once those before it were:
+/// `E[τ]` of a chain of `drafts` each accepted with probability `acceptance` once those before it were:
 /// (1 − α^(K+1)) / (1 − α) (Leviathan et al. 2023, equation 1).
 ///
 /// # Errors
@@ -24,7 +24,7 @@ pub fn expected_tokens(acceptance: f64, drafts: usize) -> Result<f64, CostError>
     expected_tokens_by_position(std::iter::repeat_n(acceptance, drafts))
 }
 
-/// E[τ] of a chain whose draft k is accepted with probability `acceptances[k]` once those before it were:
+/// `E[τ]` of a chain whose draft k is accepted with probability `acceptances[k]` once those before it were:
 /// 1 + α₁ + α₁α₂ + ... (DSpark, section 3.2.2).
 ///
 /// # Errors
@@ -42,13 +42,13 @@ pub fn expected_tokens_by_position(acceptances: impl IntoIterator<Item = f64>) -
     Ok(tokens)
 }
 
-/// E[τ] of a tree: 1 + the sum of its drafts' survivals (EAGLE-2, section 4.1; DDTree, proposition 1). Right if the
+/// `E[τ]` of a tree: 1 + the sum of its drafts' survivals (EAGLE-2, section 4.1; DDTree, proposition 1). Right if the
 /// confidences are, and no two siblings can both be accepted.
 pub fn expected_tokens_of_tree(tree: &Tree) -> f64 {
     tree.survivals().iter().sum()
 }
 
-/// By what factor speculation speeds decoding up: E[τ] / (V + K c), where a step that checks K drafts takes V times as
+/// By what factor speculation speeds decoding up: `E[τ]` / (V + K c), where a step that checks K drafts takes V times as
 /// long as one that checks none, and drafting one token takes c times as long (Leviathan et al. 2023, theorem 3.8, which
 /// has V = 1: checking costs nothing more).
 ///
