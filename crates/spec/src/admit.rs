@@ -6,11 +6,13 @@ use crate::Tree;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Search {
     /// Stop at the first draft that doesn't raise the throughput (DSpark, algorithm 1). Whether a draft is checked then
-    /// depends on nothing that was known only once it was drawn, so the output law of `ratio` stays exact. It is the
-    /// maximum if throughput rises and then falls.
+    /// depends on nothing that was known only once it was drawn, so the output law of `ratio` stays exact, provided that the
+    /// draft's own confidence doesn't depend on it either: the probability that it was drawn with is no such confidence. It
+    /// is the maximum if throughput rises and then falls.
     EarlyStop,
     /// The greatest throughput of all numbers of drafts, the least drafts of equals. Finds its way over the steps of a
-    /// measured curve; but it looks at survivals past the drafts in question, which biases `ratio` (DSpark, appendix A).
+    /// measured curve; but it looks at survivals past the drafts in question, which biases `ratio` where drafts were drawn
+    /// (DSpark, appendix A). Drafts that a rule chose are known beforehand, and it does them no harm.
     Global,
     /// At most this many drafts, the surest first: a budget that was found in an earlier step keeps `ratio` exact
     /// (DSpark, section 5.2).
@@ -54,6 +56,8 @@ pub struct Admitted {
 pub enum AdmissionError {
     #[error("the survival {survival} of draft {draft} of request {request} is not in [0, 1]")]
     Survival { request: usize, draft: usize, survival: f64 },
+    #[error("the confidence {confidence} of draft {draft} of request {request} is not in [0, 1]")]
+    Confidence { request: usize, draft: usize, confidence: f64 },
     #[error("the survival of draft {draft} of request {request} is above that of the draft before it")]
     Rising { request: usize, draft: usize },
     #[error("the curve says {steps} steps a second at {rows} rows: it must be a finite number above 0")]
@@ -72,6 +76,8 @@ pub struct Admission {
     starts: Vec<usize>,
     /// By request and node, whether it is checked. A request's first is its anchor.
     flags: Vec<bool>,
+    /// The survivals of the request that is being added, by node.
+    survivals: Vec<f64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -113,23 +119,41 @@ impl Admission {
             }
             before = survival;
         }
-        Ok(self.add(survivals))
+        self.survivals.clear();
+        self.survivals.push(1.0);
+        self.survivals.extend_from_slice(survivals);
+        Ok(self.add())
     }
 
-    /// Adds a request that has a tree of drafts. Returns its number.
-    pub fn add_tree(&mut self, tree: &Tree) -> usize {
-        self.add(&tree.survivals()[1..])
-    }
-
-    fn add(&mut self, survivals: &[f64]) -> usize {
-        let request = self.starts.len();
-        self.starts.push(self.flags.len());
-        self.flags.push(true);
-        for &survival in survivals {
-            if survival > 0.0 {
-                self.candidates.push(Candidate { survival, request: request as u32, flag: self.flags.len() });
+    /// Adds a request that has a tree of drafts, of which `confidence(node)` says how likely each is to be accepted once its
+    /// parent was: what the tree has, or that calibrated. Returns the request's number.
+    ///
+    /// # Errors
+    ///
+    /// A confidence that is NaN or outside [0, 1]. Nothing was added then.
+    pub fn add_tree(&mut self, tree: &Tree, mut confidence: impl FnMut(usize) -> f64) -> Result<usize, AdmissionError> {
+        self.survivals.clear();
+        self.survivals.push(1.0);
+        for node in 1..tree.len() {
+            let confidence = confidence(node);
+            if !(0.0..=1.0).contains(&confidence) {
+                return Err(AdmissionError::Confidence { request: self.starts.len(), draft: node, confidence });
             }
-            self.flags.push(false);
+            let above = tree.parent(node).map_or(1.0, |parent| self.survivals[parent]);
+            self.survivals.push(above * confidence);
+        }
+        Ok(self.add())
+    }
+
+    /// Adds a request of the survivals at hand.
+    fn add(&mut self) -> usize {
+        let request = self.starts.len();
+        let start = self.flags.len();
+        self.starts.push(start);
+        self.flags.push(true);
+        self.flags.resize(start + self.survivals.len(), false);
+        for (node, &survival) in self.survivals.iter().enumerate().skip(1).filter(|(_, survival)| **survival > 0.0) {
+            self.candidates.push(Candidate { survival, request: request as u32, flag: start + node });
         }
         request
     }
@@ -294,6 +318,9 @@ mod tests {
         }
         assert_eq!(admission.add_chain(&[0.5, 0.6]), Err(AdmissionError::Rising { request: 0, draft: 2 }));
         assert_eq!(admission.requests(), 0);
+        let tree = Tree::chain(0, &[1], &[0.5]).unwrap();
+        let refused = admission.add_tree(&tree, |_| f64::NAN);
+        assert!(matches!(refused, Err(AdmissionError::Confidence { request: 0, draft: 1, .. })));
         admission.add_chain(&[0.9, 0.9]).unwrap();
         admission.admit(Mandatory::requests(1), Search::Budget(2), |_| 1.0).unwrap();
         for bad in [f64::NAN, 0.0, f64::INFINITY] {
@@ -305,12 +332,27 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_all_lengths_share_a_step_and_the_next_starts_anew() {
+        let mut admission = Admission::new();
+        for drafts in [0, 7, 1, 3] {
+            admission.add_chain(&chain(&vec![0.9; drafts])).unwrap();
+        }
+        let admitted = admission.admit(Mandatory::requests(4), Search::Global, |_| 1.0).unwrap();
+        assert_eq!((admitted.drafts, admitted.rows), (11, 15));
+        assert_eq!([0, 1, 2, 3, 4].map(|request| admission.drafts(request)), [0, 7, 1, 3, 0]);
+        assert_eq!([0, 1, 2, 3, 4].map(|request| admission.kept(request).len()), [1, 8, 2, 4, 0]);
+        admission.clear();
+        assert_eq!(admission.requests(), 0);
+        assert_eq!(admission.admit(Mandatory::requests(0), Search::Global, |_| 1.0).unwrap().drafts, 0);
+    }
+
+    #[test]
     fn of_a_tree_a_tree_is_admitted() {
         // Certain children tie with their parents.
         let tree = Tree::from_parents(0, &[0, 1, 0, 3, 4], &[5, 6, 7, 8, 9], &[0.5, 1.0, 0.5, 1.0, 1.0]).unwrap();
         for budget in 0..=5 {
             let mut admission = Admission::new();
-            admission.add_tree(&tree);
+            admission.add_tree(&tree, |node| tree.confidences()[node]).unwrap();
             admission.admit(Mandatory::requests(1), Search::Budget(budget), |_| 1.0).unwrap();
             let (kept, _) = tree.keep(admission.kept(0)).unwrap();
             assert_eq!(kept.drafts(), budget);

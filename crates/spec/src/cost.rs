@@ -10,8 +10,10 @@ use crate::Tree;
 pub enum CostError {
     #[error("the acceptance {acceptance} is not in [0, 1]")]
     Acceptance { acceptance: f64 },
-    #[error("the cost {cost} is not a finite number of at least 0")]
-    Cost { cost: f64 },
+    #[error("the cost {cost} of drafting a token is not a finite number of at least 0")]
+    DraftCost { cost: f64 },
+    #[error("the cost {cost} of a step that checks drafts is not a finite number above 0")]
+    VerifyCost { cost: f64 },
 }
 
 /// `E[τ]` of a chain of `drafts` each accepted with probability `acceptance` once those before it were:
@@ -54,13 +56,14 @@ pub fn expected_tokens_of_tree(tree: &Tree) -> f64 {
 ///
 /// # Errors
 ///
-/// An acceptance outside [0, 1]; a cost that is negative or not finite, or a `verify_cost` of 0.
+/// An acceptance outside [0, 1]; a draft cost that is negative or not finite; a verify cost that is not finite and above 0.
 pub fn speedup(acceptance: f64, drafts: usize, draft_cost: f64, verify_cost: f64) -> Result<f64, CostError> {
     let tokens = expected_tokens(acceptance, drafts)?;
-    for cost in [draft_cost, verify_cost] {
-        if !(cost.is_finite() && cost >= 0.0) || verify_cost == 0.0 {
-            return Err(CostError::Cost { cost });
-        }
+    if !(draft_cost.is_finite() && draft_cost >= 0.0) {
+        return Err(CostError::DraftCost { cost: draft_cost });
+    }
+    if !(verify_cost.is_finite() && verify_cost > 0.0) {
+        return Err(CostError::VerifyCost { cost: verify_cost });
     }
     Ok(tokens / (verify_cost + drafts as f64 * draft_cost))
 }

@@ -1,5 +1,7 @@
 //! What a drafter hands over: a tree of drafts, and how they were chosen.
 
+use std::borrow::Cow;
+
 use crate::coins::Coins;
 use crate::{Distribution, Tree, TreeError};
 
@@ -167,9 +169,10 @@ impl Proposal {
     /// norm(max(0, p − q)).
     pub(crate) fn offer(&self, node: usize, target: &mut Distribution, coins: &mut impl Coins) -> Option<usize> {
         for group in self.groups.iter().filter(|group| group.parent == node) {
-            let mut law = group.law.clone();
+            let mut law = Cow::Borrowed(&group.law);
             for (i, draw) in group.draws.iter().enumerate() {
-                if i > 0 && group.drawn == Drawn::WithoutReplacement && !law.exclude(group.draws[i - 1].token) {
+                if i > 0 && group.drawn == Drawn::WithoutReplacement && !law.to_mut().exclude(group.draws[i - 1].token)
+                {
                     break;
                 }
                 let Some(child) = draw.node else { continue };

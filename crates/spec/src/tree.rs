@@ -103,9 +103,15 @@ impl Tree {
         if !(0.0..=1.0).contains(&confidence) {
             return Err(TreeError::Confidence { node, confidence });
         }
+        Ok(self.join(parent, token, confidence))
+    }
+
+    /// [`add`](Tree::add) for a parent that is a node and a confidence in range.
+    fn join(&mut self, parent: usize, token: u32, confidence: f64) -> usize {
+        let node = self.len();
         if let Some(child) = self.child(parent, token) {
             self.confidences[child] = self.confidences[child].max(confidence);
-            return Ok(child);
+            return child;
         }
         match self.last_child[parent].replace(node as u32) {
             Some(sibling) => self.next_sibling[sibling as usize] = Some(node as u32),
@@ -118,7 +124,7 @@ impl Tree {
         self.first_child.push(None);
         self.last_child.push(None);
         self.next_sibling.push(None);
-        Ok(node)
+        node
     }
 
     /// Adds the paths of `other`, which has the same anchor; equal beginnings become one (SpecInfer, section 3). Returns
@@ -126,10 +132,8 @@ impl Tree {
     pub fn merge(&mut self, other: &Tree) -> Vec<usize> {
         let mut now = vec![0];
         for node in 1..other.len() {
-            let parent = now[other.parent(node).unwrap_or(0)];
-            let confidence = other.confidences[node];
-            // A node of a tree has an earlier parent and a confidence in range.
-            now.push(self.add(parent, other.tokens[node], confidence).unwrap_or(parent));
+            let parent = other.parent(node).map_or(0, |parent| now[parent]);
+            now.push(self.join(parent, other.tokens[node], other.confidences[node]));
         }
         now
     }
@@ -149,7 +153,7 @@ impl Tree {
         let mut was = vec![0];
         for node in (1..self.len()).filter(|&node| kept[node]) {
             let parent = self.parent(node).and_then(|parent| now[parent]).ok_or(TreeError::Orphan { node })?;
-            now[node] = Some(tree.add(parent, self.tokens[node], self.confidences[node])?);
+            now[node] = Some(tree.join(parent, self.tokens[node], self.confidences[node]));
             was.push(node);
         }
         Ok((tree, was))

@@ -7,13 +7,13 @@ use std::convert::Infallible;
 use common::{assert_close, committed, context, law, marginal};
 use proptest::prelude::*;
 use spec::{
-    Admission, Coins, Distribution, Drawn, Mandatory, OnlineCalibration, Proposal, Search, Tree,
+    Admission, Coins, Distribution, Drawn, Mandatory, OnlineCalibration, Proposal, Rule, Search, Tree,
     expected_tokens_of_tree, keyed, ratio,
 };
 
 /// DSpark's counter-example (appendix A): the law of the first token when the second draft's confidence is 0.9 after
 /// token A and 0 after B.
-fn counter_example(search: Search) -> Vec<f64> {
+fn counter_example(rule: Rule, search: Search) -> Vec<f64> {
     let [target, drafter] = [[0.7, 0.3], [0.5, 0.5]].map(|p| Distribution::dense(p).unwrap());
     let steps = [1.0, 0.5, 0.45];
     let found = law(|script| {
@@ -24,10 +24,14 @@ fn counter_example(search: Search) -> Vec<f64> {
         let second = script.draw(&drafter);
         proposal.add_drawn(node, drafter.clone(), Drawn::Independently, &[second], &[confidence]).unwrap();
         let mut admission = Admission::new();
-        let request = admission.add_tree(proposal.tree());
+        let tree = proposal.tree();
+        let request = admission.add_tree(tree, |node| tree.confidences()[node]).unwrap();
         admission.admit(Mandatory::requests(1), search, |rows| steps[rows - 1]).unwrap();
         let (checked, _) = proposal.keep(admission.kept(request)).unwrap();
-        let Ok(accepted) = ratio(&checked, |_| Ok::<_, Infallible>(Some(target.clone())), script);
+        let Ok(accepted) = match rule {
+            Rule::Keyed => keyed(checked.tree(), |_| Ok::<_, Infallible>(Some(script.draw(&target)))),
+            _ => ratio(&checked, |_| Ok(Some(target.clone())), script),
+        };
         committed(checked.tree(), &accepted)
     });
     marginal(&found, 2)
@@ -35,14 +39,22 @@ fn counter_example(search: Search) -> Vec<f64> {
 
 #[test]
 fn early_stop_keeps_the_law_and_the_retrospective_search_does_not() {
-    assert_close(&counter_example(Search::EarlyStop), &[0.7, 0.3]);
-    assert_close(&counter_example(Search::Global), &[0.85, 0.15]);
+    assert_close(&counter_example(Rule::Ratio, Search::EarlyStop), &[0.7, 0.3]);
+    assert_close(&counter_example(Rule::Ratio, Search::Global), &[0.85, 0.15]);
+    assert_eq!(Rule::Ratio.search(), Search::EarlyStop);
+}
+
+#[test]
+fn keyed_keeps_the_law_whatever_the_search() {
+    for search in [Search::EarlyStop, Search::Global, Search::Budget(1)] {
+        assert_close(&counter_example(Rule::Keyed, search), &[0.7, 0.3]);
+    }
 }
 
 #[test]
 fn a_budget_from_before_keeps_the_law() {
     for budget in 0..=2 {
-        assert_close(&counter_example(Search::Budget(budget)), &[0.7, 0.3]);
+        assert_close(&counter_example(Rule::Ratio, Search::Budget(budget)), &[0.7, 0.3]);
     }
 }
 
@@ -63,7 +75,8 @@ fn two_requests_that_compete_keep_their_joint_law() {
                         node = proposal.add_drawn(node, law, Drawn::Independently, &[token], &[confidence]).unwrap()[0];
                         confidence = if token == 0 { 0.95 } else { 0.3 };
                     }
-                    admission.add_tree(proposal.tree());
+                    let tree = proposal.tree();
+                    admission.add_tree(tree, |node| tree.confidences()[node]).unwrap();
                     proposal
                 })
                 .collect();
@@ -157,7 +170,7 @@ proptest! {
         let mut text: Vec<u32> = Vec::new();
         for tree in &trees {
             let mut admission = Admission::new();
-            admission.add_tree(tree);
+            admission.add_tree(tree, |node| tree.confidences()[node]).unwrap();
             admission.admit(Mandatory::requests(1), search, |rows| steps[rows]).unwrap();
             let (checked, _) = tree.keep(admission.kept(0)).unwrap();
             let before = text.clone();
@@ -177,7 +190,7 @@ proptest! {
     #[test]
     fn what_is_admitted_is_the_best_tree_of_its_size(tree in tree(0), budget in 0usize..12) {
         let mut admission = Admission::new();
-        admission.add_tree(&tree);
+        admission.add_tree(&tree, |node| tree.confidences()[node]).unwrap();
         let admitted = admission.admit(Mandatory::requests(1), Search::Budget(budget), |_| 1.0).unwrap();
         let (kept, _) = tree.keep(admission.kept(0)).unwrap();
         prop_assert_eq!(kept.drafts(), admitted.drafts);
