@@ -59,6 +59,25 @@ fn a_budget_from_before_keeps_the_law() {
 }
 
 #[test]
+fn a_confidence_that_knows_its_draft_is_caught() {
+    // The probability that a draft was drawn with is known only once it was drawn: no search makes up for it.
+    let [target, drafter] = [[0.7, 0.3], [0.5, 0.5]].map(|p| Distribution::dense(p).unwrap());
+    let found = law(|script| {
+        let token = script.draw(&drafter);
+        let confidence = if token == 0 { 0.9 } else { 0.1 };
+        let mut proposal = Proposal::new(9);
+        proposal.add_drawn(0, drafter.clone(), Drawn::Independently, &[token], &[confidence]).unwrap();
+        let mut admission = Admission::new();
+        admission.add_chain(&[confidence]).unwrap();
+        admission.admit(Mandatory::requests(1), Search::EarlyStop, |rows| [1.0, 0.6][rows - 1]).unwrap();
+        let (checked, _) = proposal.keep(admission.kept(0)).unwrap();
+        let Ok(accepted) = ratio(&checked, |_| Ok::<_, Infallible>(Some(target.clone())), script);
+        committed(checked.tree(), &accepted)
+    });
+    assert_close(&marginal(&found, 2), &[0.85, 0.15]);
+}
+
+#[test]
 fn two_requests_that_compete_keep_their_joint_law() {
     // Confidences follow the drafts before; the requests' drafts crowd each other out.
     let [target, drafter] = [[0.6, 0.4], [0.3, 0.7]].map(|p| Distribution::dense(p).unwrap());
