@@ -1,14 +1,17 @@
 //! `foretoken serve`: a model behind an HTTP server, until a signal ends it.
 
+use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use engine::batch::{Service, ServiceOptions};
 use server::{Served, ServerConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
 use crate::load::{Loaded, ModelArgs};
@@ -37,9 +40,8 @@ pub(crate) struct ServeArgs {
     /// What clients call the model (repeatable) [default: its own name]
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Largest body of a request, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
-    body_limit: usize,
+    #[command(flatten)]
+    clients: ClientArgs,
     /// Form of the log on stderr
     #[arg(long, value_name = "FORM", value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -51,6 +53,40 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     batch: BatchArgs,
 }
+
+/// What clients may take, and how long they may take for it.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Clients")]
+struct ClientArgs {
+    /// Largest body of a request, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = ServerConfig::default().body_limit)]
+    body_limit: usize,
+    /// Connections at the same time; one more is told to come back
+    #[arg(long, value_name = "N", default_value_t = ServerConfig::default().max_connections)]
+    max_connections: usize,
+    /// Seconds that a client may take to send a head, to send a body, or to take in any part of an answer
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    client_timeout: Duration,
+    /// Seconds that a request may be on its way, waiting included [default: as long as it takes]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    request_timeout: Option<Duration>,
+    /// Seconds that answers may take to finish after a signal to end
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
+    drain_timeout: Duration,
+    /// Tokens of an answer that wait for a client that does not read; one more cancels its request
+    #[arg(long, value_name = "TOKENS", default_value_t = ServerConfig::default().backlog)]
+    backlog: usize,
+}
+
+/// A time in seconds, which need not be whole.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse::<f64>().ok().filter(|&number| number > 0.0);
+    let seconds = number.and_then(|number| Duration::try_from_secs_f64(number).ok()).filter(|&time| time <= MOST);
+    seconds.ok_or_else(|| format!("it must be a number of seconds above 0 and up to {}", MOST.as_secs()))
+}
+
+/// Longest time that can be set: a year.
+const MOST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LogFormat {
@@ -82,7 +118,7 @@ struct BatchArgs {
     no_prefix_cache: bool,
 }
 
-/// Serves until the first SIGINT or SIGTERM, then finishes what is on its way. A second one ends the process at once.
+/// Serves until the first SIGINT or SIGTERM, then finishes what is on its way, for a while. A second one cancels it.
 ///
 /// # Errors
 /// When the address or the model cannot be had.
@@ -101,8 +137,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let (service, served) = args.batch.start(loaded)?;
     tracing::info!(address = %format!("http://{address}"), model = %config.served_model_names[0], "ready");
     runtime.block_on(async {
-        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        server::serve(listener, config, served, stopped(interrupt, terminate)).await
+        let (drain, cancel) = signals(config.drain_timeout)?;
+        server::serve(listener, config, served, drain, cancel).await;
+        io::Result::Ok(())
     })?;
     service.shutdown();
     tracing::info!("stopped");
@@ -121,7 +158,13 @@ impl ServeArgs {
             api_key,
             cors: self.cors.clone(),
             served_model_names: self.served_model_name.clone(),
-            body_limit: self.body_limit,
+            body_limit: self.clients.body_limit,
+            max_connections: self.clients.max_connections,
+            client_timeout: self.clients.client_timeout,
+            request_timeout: self.clients.request_timeout,
+            drain_timeout: self.clients.drain_timeout,
+            backlog: self.clients.backlog,
+            ..ServerConfig::default()
         })
     }
 }
@@ -185,25 +228,46 @@ fn public_name(name: &str) -> String {
     last.unwrap_or_else(|| name.to_owned())
 }
 
-/// Completes at the first signal, and lets the second end the process.
-async fn stopped(mut interrupt: Signal, mut terminate: Signal) {
+/// What completes at the first SIGINT or SIGTERM, and what at the second. A third ends the process.
+fn signals(drain_timeout: Duration) -> io::Result<(impl Future<Output = ()>, impl Future<Output = ()>)> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (first, drain) = oneshot::channel::<()>();
+    let (second, cancel) = oneshot::channel::<()>();
+    tokio::spawn(async move {
+        either(&mut interrupt, &mut terminate).await;
+        let seconds = drain_timeout.as_secs_f64();
+        tracing::info!(seconds, "stopping: answers that have begun are finished; a second signal cancels them");
+        // Errors say that the server has ended, which is what is wanted.
+        let _ = first.send(());
+        either(&mut interrupt, &mut terminate).await;
+        tracing::info!("stopping: requests that are on their way are cancelled");
+        let _ = second.send(());
+        either(&mut interrupt, &mut terminate).await;
+        process::exit(1);
+    });
+    // The senders live as long as the task, which waits for ever.
+    let wait = |signal: oneshot::Receiver<()>| async move { signal.await.unwrap_or_default() };
+    Ok((wait(drain), wait(cancel)))
+}
+
+async fn either(interrupt: &mut Signal, terminate: &mut Signal) {
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
-    tracing::info!("stopping: answers that have begun are finished; a second signal ends them");
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        process::exit(1);
-    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_seconds_above_none() {
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        for wrong in ["0", "-1", "NaN", "inf", "1e30", "", "5s"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_path_stays_private() {

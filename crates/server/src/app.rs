@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware;
 use axum::routing::{get, post};
 use engine::batch::Handle;
 use model::chat::ChatTemplate;
 use model::tokenizer::Tokenizer;
+use tokio::sync::watch;
 
+use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::Metrics;
-use crate::serve::ServerConfig;
+use crate::serve::Phase;
 use crate::{chat, completions, guard, status, text};
 
 /// What is served: a running engine and the two sides of its text.
@@ -37,16 +37,19 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     /// When the server started, in seconds since 1970: the model's `created`.
     pub(crate) started: u64,
+    /// How far the server's end has come.
+    pub(crate) phases: watch::Receiver<Phase>,
 }
 
 impl App {
-    /// Takes the fields of a request off its body.
-    ///
-    /// # Errors
-    /// 413 and 400.
-    pub(crate) fn fields(&self, body: Result<Bytes, BytesRejection>) -> Result<Fields, ApiError> {
-        let body = body.map_err(|rejection| ApiError::body(&rejection, self.config.body_limit))?;
-        Fields::parse(&body)
+    pub(crate) fn new(config: ServerConfig, served: Served, phases: watch::Receiver<Phase>) -> Self {
+        let metrics = Arc::new(Metrics::new(served.handle.clone()));
+        Self { config, served, metrics, started: unix_time(), phases }
+    }
+
+    /// Whether the server goes down.
+    pub(crate) fn is_stopping(&self) -> bool {
+        *self.phases.borrow() > Phase::Running
     }
 
     /// Takes the field `model`: one of the served names, or absent. The answer is the name to answer with.
@@ -78,9 +81,13 @@ pub(crate) fn unix_time() -> u64 {
 
 /// The routes of a server, for [`crate::serve`] or another host of axum routers.
 pub fn router(config: ServerConfig, served: Served) -> Router {
-    let body_limit = config.body_limit;
-    let metrics = Arc::new(Metrics::new(served.handle.clone()));
-    let app = Arc::new(App { config, served, metrics, started: unix_time() });
+    // Whoever hosts the routes ends them, not we.
+    let phases = watch::channel(Phase::Running).1;
+    routes(Arc::new(App::new(config, served, phases)))
+}
+
+/// The routes of `app`.
+pub(crate) fn routes(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
@@ -95,7 +102,7 @@ pub fn router(config: ServerConfig, served: Served) -> Router {
         .method_not_allowed_fallback(
             |request: Request| async move { ApiError::no_method(request.method(), request.uri()) },
         )
-        .layer(DefaultBodyLimit::max(body_limit))
+        .layer(DefaultBodyLimit::max(app.config.body_limit))
         .layer(middleware::from_fn_with_state(app.clone(), guard::guard))
         .with_state(app)
 }

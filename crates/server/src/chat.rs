@@ -6,9 +6,7 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use model::chat::RenderOptions;
 use serde_json::{Map, Value};
@@ -27,9 +25,8 @@ const MAX_TOP: usize = 20;
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     Extension(id): Extension<RequestId>,
-    body: Result<Bytes, BytesRejection>,
+    mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let mut fields = app.fields(body)?;
     let model = app.model(&mut fields)?;
     let mut asked = params::take(&mut fields)?;
     asked.params.max_tokens = max_tokens(&mut fields, asked.params.max_tokens)?;

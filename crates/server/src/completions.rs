@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -30,9 +28,8 @@ const MAX_PROMPTS: usize = 128;
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     Extension(id): Extension<RequestId>,
-    body: Result<Bytes, BytesRejection>,
+    mut fields: Fields,
 ) -> Result<Response, ApiError> {
-    let mut fields = app.fields(body)?;
     let model = app.model(&mut fields)?;
     let mut asked = params::take(&mut fields)?;
     asked.params.max_tokens.get_or_insert(MAX_TOKENS);
@@ -101,6 +98,7 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Bytes;
     use serde_json::json;
 
     use super::*;

@@ -1,9 +1,11 @@
 //! Refusals and failures in OpenAI's shape, each with its status.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::rejection::BytesRejection;
-use axum::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::header::{CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderName, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use engine::RequestError;
 use engine::batch::SubmitError;
@@ -12,8 +14,11 @@ use serde_json::{Value, json};
 /// Seconds after which a client that found the queue full should come back: a slot is free as soon as one answer ends.
 const RETRY_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
+/// Tells OpenAI's clients not to try again: what took too long will take too long once more.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
 /// An answer that is an error.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ApiError {
     status: StatusCode,
     kind: &'static str,
@@ -81,10 +86,46 @@ impl ApiError {
         Self::invalid(format!("the body cannot be read: {}", rejection.body_text()))
     }
 
+    /// 408: the body did not come.
+    pub(crate) fn slow_body() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body took too long to come")
+            .with_code("timeout")
+    }
+
+    /// 415: a body that is no plain JSON.
+    pub(crate) fn no_json(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+            .with_code("unsupported_media_type")
+    }
+
     /// 503: the server goes down.
     pub(crate) fn shutting_down() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "the server is shutting down")
             .with_code("unavailable")
+    }
+
+    /// 503: nothing is computed any more.
+    pub(crate) fn engine_stopped() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "the engine has stopped: restart the server")
+            .with_code("engine_stopped")
+    }
+
+    /// 503: no place for one more connection.
+    pub(crate) fn too_many_connections() -> Self {
+        let message = "the server has as many connections as it takes: try again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).with_code("too_many_connections")
+    }
+
+    /// 504: the generation took longer than the server lets it.
+    pub(crate) fn timed_out(limit: Duration) -> Self {
+        let message = format!("the request took longer than the {} s that this server gives it", limit.as_secs_f64());
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message).with_code("request_timeout")
+    }
+
+    /// 500, or rather the end of a stream: the client has left too much of its answer unread.
+    pub(crate) fn not_read(backlog: usize) -> Self {
+        Self::failed(format!("the request was cancelled: more than {backlog} tokens of its answer were not read"))
+            .with_code("not_read")
     }
 
     /// 500.
@@ -92,12 +133,48 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// A word for the kind of error, for counting.
+    pub(crate) fn code(&self) -> &'static str {
+        self.code.unwrap_or(self.kind)
+    }
+
     /// The error as a JSON value: the body, or a frame of a stream that had begun.
-    pub(crate) fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self, request_id: Option<&str>) -> Value {
         let Self { kind, code, param, message, .. } = self;
-        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+        let mut error = json!({ "message": message, "type": kind, "param": param, "code": code });
+        if let Some(id) = request_id {
+            error["request_id"] = id.into();
+        }
+        json!({ "error": error })
+    }
+
+    /// The error as an answer.
+    pub(crate) fn answer(&self, request_id: Option<&str>) -> Response {
+        let mut response = (self.status, Json(self.to_json(request_id))).into_response();
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, RETRY_SECONDS);
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::GATEWAY_TIMEOUT => {
+                headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+            }
+            // The rest of the body may still come: it is not the next request.
+            StatusCode::REQUEST_TIMEOUT => {
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
     }
 }
+
+/// The error that an answer is, for those who hand the answer on.
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal(pub(crate) ApiError);
 
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
@@ -127,16 +204,8 @@ impl From<RequestError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.to_json())).into_response();
-        match self.status {
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                response.headers_mut().insert(RETRY_AFTER, RETRY_SECONDS);
-            }
-            StatusCode::UNAUTHORIZED => {
-                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            _ => {}
-        }
+        let mut response = self.answer(None);
+        response.extensions_mut().insert(Refusal(self));
         response
     }
 }

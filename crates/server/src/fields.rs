@@ -2,9 +2,18 @@
 //!
 //! A field that is absent and one that is `null` are the same.
 
-use axum::body::Bytes;
-use serde_json::{Map, Value};
+use std::fmt;
+use std::sync::Arc;
 
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::HeaderMap;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, ORIGIN};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::{Map, Value};
+use tokio::time::timeout;
+
+use crate::app::App;
 use crate::error::ApiError;
 
 /// Fields that clients send and that change nothing in the text: who asks, what is stored, how requests are routed and
@@ -34,12 +43,8 @@ impl Fields {
     /// # Errors
     /// 400 when the body is not a JSON object.
     pub(crate) fn parse(body: &Bytes) -> Result<Self, ApiError> {
-        let value = serde_json::from_slice(body)
-            .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
-        let Value::Object(map) = value else {
-            return Err(ApiError::invalid("the body must be a JSON object"));
-        };
-        Ok(Self(map))
+        let parsed: Result<Object, _> = serde_json::from_slice(body);
+        parsed.map(|Object(map)| Self(map)).map_err(|error| ApiError::invalid(format!("the body is refused: {error}")))
     }
 
     /// Takes a field of any type.
@@ -104,6 +109,65 @@ impl Fields {
             None => Ok(()),
             Some(name) => Err(ApiError::unsupported(name, "this server does not know the field")),
         }
+    }
+}
+
+impl FromRequest<Arc<App>> for Fields {
+    type Rejection = ApiError;
+
+    /// Reads the body: in time, not too much of it, and only if it is said to be JSON.
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        check(request.headers())?;
+        let body = timeout(app.config.client_timeout, Bytes::from_request(request, app)).await;
+        let body = body.map_err(|_| ApiError::slow_body())?;
+        Self::parse(&body.map_err(|rejection| ApiError::body(&rejection, app.config.body_limit))?)
+    }
+}
+
+/// What the head says of the body. A web page may send a form anywhere without asking, so one that has an origin is not
+/// read; a form without one is how `curl -d` names what it sends.
+fn check(headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |value: &axum::http::HeaderValue| value.to_str().unwrap_or("?").trim().to_ascii_lowercase();
+    if let Some(encoding) = headers.get(CONTENT_ENCODING).map(text).filter(|encoding| encoding != "identity") {
+        return Err(ApiError::no_json(format!("the body must not be compressed: content-encoding is '{encoding}'")));
+    }
+    let Some(kind) = headers.get(CONTENT_TYPE).map(text) else { return Ok(()) };
+    let essence = kind.split(';').next().unwrap_or_default().trim_end();
+    let is_json = essence == "application/json" || essence.starts_with("application/") && essence.ends_with("+json");
+    let is_curl = essence == "application/x-www-form-urlencoded" && !headers.contains_key(ORIGIN);
+    if is_json || is_curl || essence.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::no_json(format!("the body must be JSON: content-type is '{essence}', not 'application/json'")))
+}
+
+/// A JSON object each of whose members is there once: of two, one would be ignored.
+struct Object(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Object, A::Error> {
+                let mut map = Map::new();
+                while let Some((name, value)) = members.next_entry::<String, Value>()? {
+                    if map.contains_key(&name) {
+                        return Err(A::Error::custom(format!("'{name}' is given twice")));
+                    }
+                    map.insert(name, value);
+                }
+                Ok(Object(map))
+            }
+        }
+
+        deserializer.deserialize_map(Members)
     }
 }
 

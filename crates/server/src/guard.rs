@@ -1,7 +1,6 @@
 //! What every request goes through: its id, the API key, CORS, the count and the log line.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{
@@ -15,7 +14,8 @@ use axum::response::{IntoResponse, Response};
 use engine::fresh_seed;
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::{ApiError, Refusal};
+use crate::record::Record;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -25,15 +25,14 @@ const MAX_ID: usize = 128;
 /// Addresses that tell nothing but whether the server lives: for probes, which have no key.
 const OPEN: [&str; 2] = ["/health", "/ready"];
 
-/// The id of a request, in its answer's header and in the log: the client's own, or a random one.
+/// The request that a handler answers.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) String);
+pub(crate) struct RequestId(pub(crate) Arc<Record>);
 
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let start = Instant::now();
-    let RequestId(id) = RequestId::of(request.headers());
-    request.extensions_mut().insert(RequestId(id.clone()));
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let path = request.uri().path().to_owned();
+    let record = Arc::new(Record::new(id(request.headers()), request.method().clone(), &path));
+    request.extensions_mut().insert(RequestId(Arc::clone(&record)));
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let mut response = if app.config.cors.is_some() && is_preflight(&request) {
         StatusCode::NO_CONTENT.into_response()
@@ -42,25 +41,31 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     } else {
         ApiError::unauthorized().into_response()
     };
+    let refusal = response.extensions_mut().remove::<Refusal>();
+    let code = refusal.map(|Refusal(error)| {
+        response = error.answer(Some(&record.id));
+        error.code()
+    });
     let status = response.status().as_u16();
-    if let Ok(value) = HeaderValue::from_str(&id) {
+    if let Ok(value) = HeaderValue::from_str(&record.id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     if let Some(origin) = &app.config.cors {
         allow_origin(response.headers_mut(), origin);
     }
     app.metrics.answered(&route, status);
-    let seconds = start.elapsed().as_secs_f64();
-    tracing::info!(request_id = %id, %method, %path, status, seconds, "request answered");
+    if let Some(code) = code {
+        app.metrics.rejected(code);
+    }
+    record.answered(status, code);
     response
 }
 
-impl RequestId {
-    fn of(headers: &HeaderMap) -> Self {
-        let sane = |id: &&str| (1..=MAX_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
-        let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(sane);
-        Self(given.map_or_else(|| format!("{:016x}", fresh_seed()), str::to_owned))
-    }
+/// The client's own id if it sent a sane one, else a random one.
+fn id(headers: &HeaderMap) -> String {
+    let sane = |id: &&str| (1..=MAX_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
+    let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(sane);
+    given.map_or_else(|| format!("{:016x}", fresh_seed()), str::to_owned)
 }
 
 /// A browser that asks whether it may ask.

@@ -8,6 +8,8 @@
 mod app;
 mod chat;
 mod completions;
+mod config;
+mod connection;
 mod error;
 mod fields;
 mod generation;
@@ -15,6 +17,7 @@ mod guard;
 mod logprobs;
 mod metrics;
 mod params;
+mod record;
 mod respond;
 mod serve;
 mod shape;
@@ -22,4 +25,5 @@ mod status;
 mod text;
 
 pub use app::{Served, router};
-pub use serve::{ServerConfig, ServerError, bind, serve};
+pub use config::ServerConfig;
+pub use serve::{ServerError, bind, serve};

@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn refused(body: &Value) -> Value {
-        asked(body).expect_err(&body.to_string()).to_json()["error"].clone()
+        asked(body).expect_err(&body.to_string()).to_json(None)["error"].clone()
     }
 
     #[test]

@@ -3,14 +3,17 @@
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
+use axum::http::HeaderName;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::Value;
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -19,6 +22,9 @@ use crate::guard::RequestId;
 use crate::params::Asked;
 use crate::shape::{Kind, Shape};
 
+/// What nginx takes as word not to collect events before it hands them on.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
 /// Runs what was asked for and answers in the form that was asked for.
 ///
 /// # Errors
@@ -26,35 +32,36 @@ use crate::shape::{Kind, Shape};
 pub(crate) async fn answer(
     app: &App,
     kind: Kind,
-    (model, RequestId(id)): (String, RequestId),
+    (model, RequestId(record)): (String, RequestId),
     prompts: Vec<Vec<u32>>,
     asked: &Asked,
 ) -> Result<Response, ApiError> {
     let choices = prompts.len() * asked.n as usize;
-    let shape = Shape::new(kind, &id, model, app.served.tokenizer.clone(), choices, asked.include_usage);
-    let generation = Generation::start(app, prompts, asked, id)?;
-    if asked.stream { Ok(stream(generation, shape)) } else { whole(generation, shape).await }
+    let shape = Shape::new(kind, &record.id, model, app.served.tokenizer.clone(), choices, asked.include_usage);
+    let generation = Generation::start(app, prompts, asked, record)?;
+    if asked.stream { Ok(stream(generation, shape, app.config.keep_alive)) } else { whole(generation, shape).await }
 }
 
 /// The answer when it is complete.
 ///
 /// # Errors
-/// 500 when a choice fails.
+/// 500 when a choice fails, 503 and 504 when the request is given up.
 async fn whole(mut generation: Generation, mut shape: Shape) -> Result<Response, ApiError> {
     while let Some(piece) = generation.next().await {
         match piece {
             Piece::Delta { choice, delta } => shape.add(choice, &delta),
             Piece::Finished { choice, reason } => shape.end(choice, reason),
-            Piece::Failed { message } => return Err(ApiError::failed(message)),
+            Piece::Failed { error } => return Err(error),
         }
     }
     Ok(Json(shape.whole(generation.tokens())).into_response())
 }
 
 /// The answer as it comes, one event a token.
-fn stream(generation: Generation, shape: Shape) -> Response {
-    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(Events { generation, shape, ended: false })).into_response()
+fn stream(generation: Generation, shape: Shape, keep_alive: Duration) -> Response {
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache"), (ACCEL_BUFFERING, "no")];
+    let events = Events { generation, shape, ended: false, keep_alive, silence: Box::pin(sleep(keep_alive)) };
+    (headers, Body::from_stream(events)).into_response()
 }
 
 /// The body of a stream. The client's going drops it, and the generation with it.
@@ -62,6 +69,9 @@ struct Events {
     generation: Generation,
     shape: Shape,
     ended: bool,
+    keep_alive: Duration,
+    /// Ends when nothing has been said for so long.
+    silence: Pin<Box<Sleep>>,
 }
 
 impl Stream for Events {
@@ -73,11 +83,16 @@ impl Stream for Events {
         let mut frames = String::new();
         while !events.ended {
             match events.generation.poll_next(context) {
-                Poll::Pending if frames.is_empty() => return Poll::Pending,
+                Poll::Pending if frames.is_empty() => {
+                    ready!(events.silence.as_mut().poll(context));
+                    frames.push_str(": keep-alive\n\n");
+                    break;
+                }
                 Poll::Pending => break,
                 Poll::Ready(piece) => events.write(piece, &mut frames),
             }
         }
+        events.silence.as_mut().reset(Instant::now() + events.keep_alive);
         Poll::Ready((!frames.is_empty()).then(|| Ok(frames.into())))
     }
 }
@@ -92,8 +107,8 @@ impl Events {
             }
             Some(Piece::Finished { choice, reason }) => frame(frames, &self.shape.last_chunk(choice, reason)),
             // The status has been sent: an event is the only way left to say it.
-            Some(Piece::Failed { message }) => {
-                frame(frames, &ApiError::failed(message).to_json());
+            Some(Piece::Failed { error }) => {
+                frame(frames, &error.to_json(Some(self.generation.request_id())));
                 self.ended = true;
             }
             None => {

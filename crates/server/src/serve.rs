@@ -1,40 +1,41 @@
-//! The listening socket, and how a server ends.
+//! The listening socket: which connections are taken, and how a server ends.
 
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
-use axum::serve::ListenerExt;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 
-use crate::app::{Served, router};
+use crate::app::{App, Served, routes};
+use crate::config::ServerConfig;
+use crate::connection::{Patience, refuse, talk};
 
-/// How a server listens and whom it answers.
-#[derive(Debug, Clone)]
-pub struct ServerConfig {
-    /// Name or address to listen at.
-    pub host: String,
-    /// Port to listen at; 0 lets the system choose.
-    pub port: u16,
-    /// What clients must send as `Authorization: Bearer KEY`; `None` lets everybody in. `/health` and `/ready` need no
-    /// key.
-    pub api_key: Option<String>,
-    /// The origin whose pages may use this server from a browser, `*` for all; `None`: none.
-    pub cors: Option<String>,
-    /// Names of the model, the main one first. At least one.
-    pub served_model_names: Vec<String>,
-    /// Bytes of a request's body at most.
-    pub body_limit: usize,
+/// Connections that are told at the same time that there are too many; any more are closed without a word.
+const MAX_REFUSALS: usize = 64;
+
+/// How long clients may take to receive what is said to them when the server gives their requests up.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How long to wait when the system has no connection to give (no file descriptor is left, say).
+const RECOVERY: Duration = Duration::from_millis(100);
+
+/// How far a server's end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Running,
+    /// No connection is taken any more; what was asked is answered.
+    Draining,
+    /// What is still running is given up.
+    Cancelling,
 }
 
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            host: "127.0.0.1".into(),
-            port: 8080,
-            api_key: None,
-            cors: None,
-            served_model_names: vec!["model".into()],
-            body_limit: 8 << 20,
-        }
+/// Completes when `phase` is reached: never, if the server has no end.
+pub(crate) async fn reached(mut phases: watch::Receiver<Phase>, phase: Phase) {
+    if phases.wait_for(|now| *now >= phase).await.is_err() {
+        std::future::pending().await
     }
 }
 
@@ -51,9 +52,6 @@ pub enum ServerError {
         /// The system's answer.
         source: io::Error,
     },
-    /// The socket failed while it was in use.
-    #[error("the server's socket failed: {0}")]
-    Socket(#[from] io::Error),
 }
 
 /// Takes the address of `config`.
@@ -69,21 +67,94 @@ pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServerError> {
     })
 }
 
-/// Answers on `listener` until `shutdown` completes, then finishes the answers that are on their way and returns.
-///
-/// # Errors
-/// [`ServerError::Socket`].
+/// Answers on `listener` until `drain` completes; then takes no more connections and finishes the answers that are on
+/// their way. When [`ServerConfig::drain_timeout`] is over, or `cancel` completes, the rest is cancelled: its clients
+/// are told so. Returns when no connection is left.
 pub async fn serve(
     listener: TcpListener,
     config: ServerConfig,
     served: Served,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), ServerError> {
-    // A token is a few bytes and must leave at once: without this the system waits for more to send.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY refused");
+    drain: impl Future<Output = ()>,
+    cancel: impl Future<Output = ()>,
+) {
+    let (phase, phases) = watch::channel(Phase::Running);
+    let drain_timeout = config.drain_timeout;
+    let app = Arc::new(App::new(config, served, phases));
+    let mut connections = JoinSet::new();
+    tokio::select! {
+        () = drain => {}
+        () = accept(&listener, &app, &mut connections) => {}
+    }
+    drop(listener);
+    phase.send_replace(Phase::Draining);
+    tokio::select! {
+        () = all(&mut connections) => return,
+        () = cancel => {}
+        () = sleep(drain_timeout) => {}
+    }
+    phase.send_replace(Phase::Cancelling);
+    if timeout(FAREWELL, all(&mut connections)).await.is_err() {
+        connections.shutdown().await;
+    }
+}
+
+async fn all(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
+}
+
+/// Takes connections for ever.
+async fn accept(listener: &TcpListener, app: &Arc<App>, connections: &mut JoinSet<()>) {
+    let router = routes(Arc::clone(app));
+    let patience = Patience { client: app.config.client_timeout, phases: app.phases.clone() };
+    let places = Arc::new(Semaphore::new(app.config.max_connections));
+    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
+    loop {
+        let Some(stream) = next(listener).await else { continue };
+        while connections.try_join_next().is_some() {}
+        if let Some(place) = take(&places) {
+            let (app, router, patience) = (Arc::clone(app), router.clone(), patience.clone());
+            connections.spawn(async move {
+                let _open = app.metrics.connection();
+                talk(stream, router, patience).await;
+                drop(place);
+            });
+        } else {
+            app.metrics.rejected("too_many_connections");
+            let Some(place) = take(&refusals) else { continue };
+            let patience = patience.clone();
+            connections.spawn(async move {
+                refuse(stream, patience).await;
+                drop(place);
+            });
         }
-    });
-    Ok(axum::serve(listener, router(config, served)).with_graceful_shutdown(shutdown).await?)
+    }
+}
+
+fn take(places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    Arc::clone(places).try_acquire_owned().ok()
+}
+
+/// The next connection; `None` if there was one and it is gone already.
+async fn next(listener: &TcpListener) -> Option<TcpStream> {
+    match listener.accept().await {
+        Ok((stream, _)) => {
+            // A token is a few bytes and must leave at once: without this the system waits for more to send.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "TCP_NODELAY refused");
+            }
+            Some(stream)
+        }
+        Err(error) if is_the_clients(&error) => None,
+        Err(error) => {
+            tracing::warn!(%error, "cannot take a connection");
+            sleep(RECOVERY).await;
+            None
+        }
+    }
+}
+
+/// Whether the connection failed, not the socket that listens.
+fn is_the_clients(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -17,7 +18,11 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": models }))
 }
 
-pub(crate) async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn model(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(name) = name.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
     app.check_model(&name)?;
     Ok(Json(describe(&app, &name)))
 }
@@ -38,10 +43,19 @@ pub(crate) async fn health() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
-/// The model is loaded and requests are taken: it answers only when that is so.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> Json<Value> {
+/// The model is loaded and requests are taken.
+///
+/// # Errors
+/// 503 when the server goes down, and when the engine has stopped by a fault.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    if app.is_stopping() {
+        return Err(ApiError::shutting_down());
+    }
+    if !app.served.handle.is_open() {
+        return Err(ApiError::engine_stopped());
+    }
     let stats = app.served.handle.stats();
-    Json(json!({ "status": "ready", "running": stats.running, "waiting": stats.waiting }))
+    Ok(Json(json!({ "status": "ready", "running": stats.running, "waiting": stats.waiting })))
 }
 
 /// Figures in the text form that Prometheus reads.

@@ -3,22 +3,17 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use model::tokenizer::Specials;
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::chat::Conversation;
 use crate::error::ApiError;
+use crate::fields::Fields;
 
 /// The token ids of `prompt`, or of `messages` through the chat template.
-pub(crate) async fn tokenize(
-    State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let mut fields = app.fields(body)?;
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
     app.model(&mut fields)?;
     let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
     let served = app.served.clone();
@@ -49,11 +44,7 @@ pub(crate) async fn tokenize(
 }
 
 /// The text of `tokens`, control tokens included.
-pub(crate) async fn detokenize(
-    State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let mut fields = app.fields(body)?;
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
     app.model(&mut fields)?;
     let tokens = fields.tokens("tokens")?.ok_or_else(|| ApiError::field("tokens", "tokens is missing"))?;
     fields.finish()?;

@@ -2,56 +2,16 @@
 
 mod support;
 
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
-use serde_json::{Value, json};
+use serde_json::json;
 use server::{ServerConfig, bind, serve};
-use support::Fixture;
+use support::{Fixture, assert_cancelled, busy, endless, idle, raw};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tower::ServiceExt;
-
-/// More tokens than a test waits for: 8 prompts of 32 choices that never stop by themselves.
-fn endless() -> Value {
-    let prompts: Vec<String> = (0..8).map(|i| format!("Prompt {i}")).collect();
-    json!({ "prompt": prompts, "n": 32, "max_tokens": 200, "ignore_eos": true, "stream": true })
-}
-
-const ENDLESS_TOKENS: u64 = 8 * 32 * 200;
-
-/// Waits until the engine has nothing to do.
-async fn idle(fixture: &Fixture) {
-    while {
-        let stats = fixture.served.handle.stats();
-        stats.running + stats.waiting > 0
-    } {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
-async fn busy(fixture: &Fixture) {
-    while fixture.served.handle.stats().generated_tokens == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
-fn assert_cancelled(fixture: &Fixture) {
-    let stats = fixture.served.handle.stats();
-    assert!(stats.generated_tokens < ENDLESS_TOKENS, "{} tokens for nobody", stats.generated_tokens);
-    assert_eq!(stats.kv_pages_used, 0);
-}
-
-/// A request as bytes on a connection of its own.
-fn raw(path: &str, body: &Value) -> Vec<u8> {
-    let body = body.to_string();
-    let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
-        .into_bytes()
-}
 
 #[tokio::test]
 async fn a_client_that_goes_cancels_its_request() {
@@ -91,6 +51,7 @@ async fn figures_count_what_was_done() {
     let fixture = Fixture::new();
     let body = json!({ "prompt": "Once", "max_tokens": 7, "ignore_eos": true, "n": 2 });
     fixture.post("/v1/completions", body).await.ok();
+    fixture.get("/nowhere").await.error(404);
     let text = fixture.get("/metrics").await;
     assert!(text.headers["content-type"].to_str().unwrap().starts_with("application/openmetrics-text"));
     for line in [
@@ -102,6 +63,9 @@ async fn figures_count_what_was_done() {
         "foretoken_time_to_first_token_seconds_count 1",
         "foretoken_time_per_output_token_seconds_count 2",
         "foretoken_request_seconds_count 2",
+        "foretoken_choices_total{reason=\"length\"} 2",
+        "foretoken_rejected_total{kind=\"not_found\"} 1",
+        "foretoken_connections 0",
         "foretoken_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
     ] {
         assert!(text.body.lines().any(|found| found == line), "{line} in\n{}", text.body);
@@ -116,8 +80,8 @@ async fn on_a_socket_a_client_goes_and_a_server_ends() {
     let listener = bind(&config).await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let shutdown = async { stopped.await.unwrap_or_default() };
-    let server = tokio::spawn(serve(listener, config, fixture.served.clone(), shutdown));
+    let drain = async { stopped.await.unwrap_or_default() };
+    let server = tokio::spawn(serve(listener, config, fixture.served.clone(), drain, std::future::pending()));
 
     // One that waits for a whole answer and goes.
     let mut whole = endless();
@@ -140,6 +104,6 @@ async fn on_a_socket_a_client_goes_and_a_server_ends() {
     let answer = String::from_utf8(answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("data: [DONE]"), "{answer}");
-    server.await.unwrap().unwrap();
+    server.await.unwrap();
     assert!(TcpStream::connect(address).await.is_err());
 }

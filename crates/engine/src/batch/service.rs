@@ -164,6 +164,11 @@ impl Handle {
         Stats { waiting: gate.stats.waiting + gate.queued, ..gate.stats }
     }
 
+    /// Whether requests are taken: not after [`Service::shutdown`] has begun, nor when the engine's thread has ended.
+    pub fn is_open(&self) -> bool {
+        self.shared.gate().open
+    }
+
     /// What a request may use.
     pub fn limits(&self) -> &Limits {
         &self.shared.limits

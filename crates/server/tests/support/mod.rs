@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -16,7 +17,7 @@ use model::config::Config;
 use model::tokenizer::{TokenKind, Tokenizer, Vocabulary};
 use model::weights::Weights;
 use model::{LoadOptions, Model};
-use serde_json::Value;
+use serde_json::{Value, json};
 use server::{Served, ServerConfig, router};
 use tower::ServiceExt;
 
@@ -126,4 +127,42 @@ impl Answer {
         let frames = frames.split_terminator("\n\n");
         frames.map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap()).collect()
     }
+}
+
+/// More tokens than a test waits for: 8 prompts of 32 choices that never stop by themselves.
+pub(crate) fn endless() -> Value {
+    let prompts: Vec<String> = (0..8).map(|i| format!("Prompt {i}")).collect();
+    json!({ "prompt": prompts, "n": 32, "max_tokens": 200, "ignore_eos": true, "stream": true })
+}
+
+const ENDLESS_TOKENS: u64 = 8 * 32 * 200;
+
+/// Waits until the engine has nothing to do.
+pub(crate) async fn idle(fixture: &Fixture) {
+    while {
+        let stats = fixture.served.handle.stats();
+        stats.running + stats.waiting > 0
+    } {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+pub(crate) async fn busy(fixture: &Fixture) {
+    while fixture.served.handle.stats().generated_tokens == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+pub(crate) fn assert_cancelled(fixture: &Fixture) {
+    let stats = fixture.served.handle.stats();
+    assert!(stats.generated_tokens < ENDLESS_TOKENS, "{} tokens for nobody", stats.generated_tokens);
+    assert_eq!(stats.kv_pages_used, 0);
+}
+
+/// A request as bytes on a connection of its own.
+pub(crate) fn raw(path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = body.len();
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
 }
