@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use engine::{Engine, EngineOptions, SamplingParams};
-use model::chat::{ChatTemplate, Message, RenderOptions};
+use model::chat::{ChatTemplate, RenderOptions};
+use serde_json::{Value, json};
 
 use crate::answer::{self, Answer};
 use crate::load::{Loaded, ModelArgs};
@@ -51,7 +52,7 @@ struct Session {
     engine: Engine,
     /// `None`: prompts go to the model as they stand.
     template: Option<ChatTemplate>,
-    messages: Vec<Message>,
+    messages: Vec<Value>,
     params: SamplingParams,
 }
 
@@ -66,24 +67,24 @@ impl Session {
             bail!("--context is {context}; it must be from 1 to {most}, the context of {name}");
         }
         let options = EngineOptions { kv_format, context: args.context, ..EngineOptions::default() };
-        let messages = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
+        let messages = args.system.iter().map(|text| json!({ "role": "system", "content": text })).collect();
         Ok(Self { engine: Engine::new(model, tokenizer, pool, options), template, messages, params })
     }
 
     /// Answers `text` as the next turn and keeps both for the turns that follow.
     fn answer(&mut self, text: &str) -> Result<Answer> {
+        let tokenizer = self.engine.tokenizer();
         let prompt = match &self.template {
-            None => text.to_owned(),
+            None => tokenizer.encode_prompt(text)?,
             Some(template) => {
-                self.messages.push(Message::new("user", text));
+                self.messages.push(json!({ "role": "user", "content": text }));
                 let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-                template.render(&self.messages, &options)?
+                template.encode(&self.messages, &options, tokenizer)?
             }
         };
-        let prompt = self.engine.tokenizer().encode_prompt(&prompt)?;
         let answer = answer::stream(&mut self.engine, &prompt, &self.params)?;
         eprintln!("{}", answer.summary());
-        self.messages.push(Message::new("assistant", answer.text.as_str()));
+        self.messages.push(json!({ "role": "assistant", "content": answer.text }));
         Ok(answer)
     }
 

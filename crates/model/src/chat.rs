@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::gguf::{GgufError, Metadata};
-use crate::tokenizer::{Tokenizer, TokenizerConfig, TokenizerError};
+use crate::tokenizer::{StandIns, Tokenizer, TokenizerConfig, TokenizerError};
 
 /// Why there is no template, or no text from it.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,12 @@ pub enum TemplateError {
         /// The file.
         path: PathBuf,
     },
-    /// A file of the model directory cannot be used.
+    /// The conversation leaves no character free to tell the control tokens in it from the template's.
+    #[error(
+        "the conversation has every private-use character of Unicode and a control token's text: leave one of them out"
+    )]
+    Crowded,
+    /// A file of the model directory cannot be used, or a text cannot be encoded.
     #[error(transparent)]
     Directory(#[from] TokenizerError),
     /// A GGUF key has the wrong type.
@@ -179,6 +184,33 @@ impl ChatTemplate {
     /// As [`ChatTemplate::render`].
     pub fn render_values(&self, messages: &[Value], options: &RenderOptions) -> Result<String, TemplateError> {
         self.render_messages(messages, options)
+    }
+
+    /// The prompt's token ids: of a rendered conversation, in which the template's control tokens are control tokens
+    /// and those that somebody wrote out in a message, a tool or an option are ordinary text.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`] and [`Tokenizer::encode_prompt`]; [`TemplateError::Crowded`].
+    pub fn encode(
+        &self,
+        messages: &[Value],
+        options: &RenderOptions,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<u32>, TemplateError> {
+        let controls = &tokenizer.inner.controls;
+        let RenderOptions { add_generation_prompt, tools, extra } = options;
+        let extra = Value::Object(extra.clone());
+        let brought: Vec<&Value> = messages.iter().chain(tools).chain([&extra]).collect();
+        let stand_ins = StandIns::new(controls, &brought).ok_or(TemplateError::Crowded)?;
+        if stand_ins.is_empty() {
+            return Ok(tokenizer.encode_prompt(&self.render_values(messages, options)?)?);
+        }
+        let put = |value: &Value| stand_ins.put(controls, value);
+        let messages: Vec<Value> = messages.iter().map(put).collect();
+        let extra = put(&extra).as_object().cloned().unwrap_or_default();
+        let options =
+            RenderOptions { add_generation_prompt: *add_generation_prompt, tools: tools.as_ref().map(put), extra };
+        Ok(tokenizer.encode_rendered(&self.render_values(&messages, &options)?, &stand_ins)?)
     }
 
     fn render_messages(&self, messages: &[impl Serialize], options: &RenderOptions) -> Result<String, TemplateError> {

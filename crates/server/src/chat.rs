@@ -1,7 +1,6 @@
 //! `/v1/chat/completions`: a conversation through the model's template.
 //!
-//! The rendered text is encoded as a whole, control tokens parsed: a control token that a user writes out in a message
-//! is one. Telling the template's own from the user's is still to be done.
+//! The template's control tokens are control tokens; one that somebody writes out in a message is ordinary text.
 
 use std::sync::Arc;
 
@@ -101,9 +100,7 @@ impl Conversation {
             let template = served.template.as_ref();
             let template =
                 template.ok_or_else(|| ApiError::invalid("the model has no chat template: use /v1/completions"))?;
-            let text = template.render_values(&self.messages, &self.options);
-            let text = text.map_err(|error| ApiError::field("messages", error.to_string()))?;
-            let tokens = served.tokenizer.encode_prompt(&text);
+            let tokens = template.encode(&self.messages, &self.options, &served.tokenizer);
             tokens.map_err(|error| ApiError::field("messages", error.to_string()))
         };
         tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))?

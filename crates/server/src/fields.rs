@@ -17,22 +17,46 @@ use crate::app::App;
 use crate::error::ApiError;
 
 /// Fields that clients send and that change nothing in the text: who asks, what is stored, how requests are routed and
-/// billed, what is cached, hints that make an answer come sooner.
-const WITHOUT_EFFECT: [&str; 13] = [
+/// billed, what is cached or loaded, hints that make an answer come sooner.
+const WITHOUT_EFFECT: [&str; 16] = [
     "cache_prompt",
     "id_slot",
+    "keep_alive",
     "metadata",
+    "mm_processor_kwargs",
     "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
     "request_id",
+    "return_progress",
     "safety_identifier",
     "service_tier",
     "store",
     "timings_per_token",
     "user",
 ];
+
+/// Whether a field, known or not supported, asks for nothing with this value.
+fn says_nothing(name: &str, value: &Value) -> bool {
+    match name {
+        "length_penalty" | "repeat_penalty" | "tfs_z" => value.as_f64() == Some(1.0),
+        "mirostat" | "dry_multiplier" | "dynatemp_range" | "xtc_probability" | "min_keep" => {
+            value.as_f64() == Some(0.0)
+        }
+        "allowed_token_ids"
+        | "bad_words"
+        | "early_stopping"
+        | "logits_processors"
+        | "lora"
+        | "post_sampling_probs"
+        | "return_tokens"
+        | "return_tokens_as_token_ids" => is_off(value),
+        "grammar" => value == "",
+        "verbosity" => value == "medium",
+        _ => value.is_null() || WITHOUT_EFFECT.contains(&name),
+    }
+}
 
 /// What is left of a request's object.
 pub(crate) struct Fields(Map<String, Value>);
@@ -104,7 +128,7 @@ impl Fields {
 
     /// Refuses the first field that is left and might have changed the output.
     pub(crate) fn finish(mut self) -> Result<(), ApiError> {
-        self.0.retain(|name, value| !value.is_null() && !WITHOUT_EFFECT.contains(&name.as_str()));
+        self.0.retain(|name, value| !says_nothing(name, value));
         match self.0.keys().next() {
             None => Ok(()),
             Some(name) => Err(ApiError::unsupported(name, "this server does not know the field")),

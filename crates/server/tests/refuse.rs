@@ -140,3 +140,129 @@ async fn every_answer_has_an_id() {
     }
     assert!(fixture.get("/nowhere").await.headers.contains_key("x-request-id"));
 }
+
+#[tokio::test]
+async fn fields_of_all_clients_are_honoured_or_change_nothing_or_are_refused() {
+    let fixture = Fixture::new();
+    let accepted: Value = serde_json::from_str(
+        r#"{
+        "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "flex", "safety_identifier": "s",
+        "prompt_cache_key": "k", "prompt_cache_retention": "24h", "parallel_tool_calls": true, "verbosity": "medium",
+        "prediction": {"type": "content", "content": "x"}, "modalities": ["text"], "functions": [],
+        "length_penalty": 1.0, "early_stopping": false, "bad_words": [], "logits_processors": [],
+        "return_tokens_as_token_ids": false, "return_token_ids": false, "include_stop_str_in_output": false,
+        "spaces_between_special_tokens": true, "mm_processor_kwargs": {"x": 1}, "documents": [], "request_id": "r",
+        "priority": 1, "cache_salt": "s", "top_k": 5, "min_p": 0.1, "typical_p": 0.9, "min_tokens": 1,
+        "cache_prompt": true, "id_slot": 3, "timings_per_token": true, "return_progress": true, "mirostat": 0,
+        "dry_multiplier": 0.0, "xtc_probability": 0, "dynatemp_range": 0, "repeat_penalty": 1, "grammar": "",
+        "keep_alive": "5m", "audio": null, "web_search_options": null, "reasoning_effort": null, "logit_bias": {}
+    }"#,
+    )
+    .unwrap();
+    let mut body = hello();
+    body.as_object_mut().unwrap().extend(accepted.as_object().unwrap().clone());
+    fixture.post("/v1/chat/completions", body).await.ok();
+    for (field, value) in [
+        ("audio", json!({"voice": "x", "format": "wav"})),
+        ("web_search_options", json!({})),
+        ("verbosity", json!("low")),
+        ("length_penalty", json!(1.2)),
+        ("bad_words", json!(["x"])),
+        ("allowed_token_ids", json!([1])),
+        ("truncate_prompt_tokens", json!(5)),
+        ("prompt_logprobs", json!(1)),
+        ("use_beam_search", json!(true)),
+        ("kv_transfer_params", json!({"a": 1})),
+        ("vllm_xargs", json!({"a": 1})),
+        ("mirostat", json!(2)),
+        ("samplers", json!(["top_k"])),
+        ("repeat_penalty", json!(1.1)),
+        ("dry_multiplier", json!(0.8)),
+        ("n_predict", json!(5)),
+        ("lora", json!([{"id": 0}])),
+        ("think", json!(true)),
+        ("options", json!({"num_ctx": 5})),
+    ] {
+        let error = fixture.post("/v1/chat/completions", with(field, value)).await.error(400);
+        assert_eq!((&error["param"], &error["code"]), (&json!(field), &json!("unsupported_parameter")), "{error}");
+    }
+}
+
+/// Values that are JSON, but of nothing that can be meant.
+#[tokio::test]
+async fn bytes_that_are_no_sane_request_are_the_clients_fault() {
+    let fixture = Fixture::new();
+    let bodies: [&[u8]; 14] = [
+        b"{\"prompt\": \"a\", \"prompt\": \"b\"}",
+        b"{\"prompt\": \"a\", \"temperature\": 1e400}",
+        b"{\"prompt\": \"a\", \"temperature\": 1e39}",
+        b"{\"prompt\": \"a\", \"temperature\": NaN}",
+        b"{\"prompt\": \"a\", \"max_tokens\": 99999999999999999999}",
+        b"{\"prompt\": \"a\", \"max_tokens\": 1.5}",
+        b"{\"prompt\": \"a\", \"seed\": 1e30}",
+        b"{\"prompt\": \"\xff\xfe\"}",
+        b"{\"prompt\": \"\\ud800\"}",
+        b"{\"prompt\": \"\\udc00\\ud800\"}",
+        b"{\"prompt\": \"a\"} trailing",
+        b"{\"prompt\": \"a\", \"logit_bias\": {\"99999999999\": 1}}",
+        b"{\"prompt\": \"a\", \"stop\": [\"\"]}",
+        b"\xef\xbb\xbf",
+    ];
+    for body in bodies {
+        let request = Request::post("/v1/completions").body(Body::from(body)).unwrap();
+        let error = fixture.send(request).await.error(400);
+        assert_eq!(error["type"], "invalid_request_error", "{}", String::from_utf8_lossy(body));
+        assert!(error["request_id"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn the_head_says_what_the_body_is() {
+    let fixture = Fixture::new();
+    let post = |headers: &[(&str, &str)]| {
+        let mut request = Request::post("/v1/completions");
+        for &(name, value) in headers {
+            request = request.header(name, value);
+        }
+        request.body(Body::from(json!({ "prompt": "a", "max_tokens": 1 }).to_string())).unwrap()
+    };
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    for right in [
+        vec![],
+        vec![("content-type", "application/json; charset=utf-8")],
+        vec![("content-type", "Application/JSON"), ("content-encoding", "identity")],
+        vec![form],
+    ] {
+        fixture.send(post(&right)).await.ok();
+    }
+    for wrong in [
+        vec![("content-type", "text/plain")],
+        vec![("content-type", "multipart/form-data; boundary=x")],
+        vec![form, ("origin", "http://a.example")],
+        vec![("content-type", "application/json"), ("content-encoding", "gzip")],
+    ] {
+        assert_eq!(fixture.send(post(&wrong)).await.error(415)["code"], "unsupported_media_type", "{wrong:?}");
+    }
+}
+
+#[tokio::test]
+async fn methods_and_addresses_have_their_answers() {
+    let names = vec!["org/a b".to_owned()];
+    let fixture = Fixture::with(ServerConfig { served_model_names: names, ..ServerConfig::default() }, 8);
+    let ask = |method: &str, path: &str| Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+    let head = fixture.send(ask("HEAD", "/health")).await;
+    assert_eq!((head.status.as_u16(), head.body.as_str()), (200, ""));
+    for (method, path, status) in [
+        ("OPTIONS", "/v1/models", 405),
+        ("PUT", "/v1/chat/completions", 405),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/v1//models", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", "/v1/models/%ff", 400),
+        ("POST", "/v1/chat/completions", 400),
+    ] {
+        fixture.send(ask(method, path)).await.error(status);
+    }
+    assert_eq!(fixture.get("/v1/models/org%2Fa%20b").await.ok()["id"], "org/a b");
+    assert_eq!(fixture.get("/v1/models/org/a%20b").await.ok()["id"], "org/a b");
+}

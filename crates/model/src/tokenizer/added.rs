@@ -47,6 +47,16 @@ impl AddedTokens {
         self.by_first_byte[first as usize].iter().find(|t| t.text == text).map(|t| t.id)
     }
 
+    /// The places of a text where one of the tokens begins, even inside another one.
+    pub(crate) fn starts<'t>(&'t self, text: &'t str) -> impl Iterator<Item = usize> + 't {
+        let begins = |token: &AddedToken, at: usize| text.as_bytes()[at..].starts_with(token.text.as_bytes());
+        let any = move |(at, byte): (usize, u8)| {
+            let begun = self.by_first_byte[byte as usize].iter().any(|token| begins(token, at));
+            begun.then_some(at)
+        };
+        text.bytes().enumerate().filter_map(any)
+    }
+
     /// Cuts a text at the added tokens in it.
     pub(crate) fn split<'t>(&self, text: &'t str, specials: Specials) -> Vec<Part<'t>> {
         let (mut parts, mut done, mut at) = (Vec::new(), 0, 0);

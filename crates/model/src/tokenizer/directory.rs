@@ -79,6 +79,7 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer, TokenizerError> {
     }
     Ok(Tokenizer::from_inner(Inner {
         encoder: Encoder::Library(Box::new(library)),
+        controls: table.controls(),
         table,
         decoding,
         bos,

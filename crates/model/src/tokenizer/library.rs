@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
-use tokenizers::tokenizer::{AddedVocabulary, Model, OffsetType, PreTokenizer, Token};
+use tokenizers::tokenizer::{AddedVocabulary, Model, NormalizedString, OffsetType, PreTokenizer, Token};
 
 use super::decoding::{self, Decoding, Spelling};
+use super::stand_in::StandIns;
 use super::table::Table;
 use super::{Specials, TokenizerError};
 
@@ -36,20 +37,32 @@ impl Library {
         self.tokenizer.token_to_id(token)
     }
 
-    pub(crate) fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, TokenizerError> {
+    /// The ids of a text; control tokens with a stand-in are read as ordinary text.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        specials: Specials,
+        stand_ins: &StandIns,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let added = match specials {
             Specials::Parse => self.tokenizer.get_added_vocabulary(),
             Specials::Plain => &self.plain,
         };
         let mut words = added.extract_and_normalize(self.tokenizer.get_normalizer(), text);
+        let put_back = |part: &mut NormalizedString| {
+            stand_ins.pairs().try_for_each(|(stand_in, first)| part.replace(stand_in, &first.to_string()))
+        };
+        if !stand_ins.is_empty() {
+            words.normalize(put_back).map_err(library_error)?;
+        }
         if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut words).map_err(library_error)?;
         }
         let model = self.tokenizer.get_model();
         words
             .tokenize(|word| match specials {
-                Specials::Parse => model.tokenize(word.get()),
-                Specials::Plain => self.tokenize_plain(word.get()),
+                Specials::Parse if stand_ins.is_empty() => model.tokenize(word.get()),
+                _ => self.tokenize_plain(word.get()),
             })
             .map_err(library_error)?;
         let encoding = words.into_encoding(None, 0, OffsetType::None).map_err(library_error)?;

@@ -13,6 +13,7 @@ mod directory;
 mod library;
 mod pieces;
 mod pre;
+mod stand_in;
 mod table;
 mod vocabulary;
 
@@ -22,10 +23,12 @@ use std::sync::Arc;
 use crate::detokenize::Detokenizer;
 use crate::gguf;
 
+use added::AddedTokens;
 pub(crate) use decoding::{Decoding, Lead};
 pub(crate) use directory::{TokenizerConfig, read_json};
 use library::Library;
 use pieces::PieceEncoder;
+pub(crate) use stand_in::StandIns;
 use table::Table;
 pub use vocabulary::{TokenKind, Vocabulary};
 
@@ -125,6 +128,8 @@ pub struct Tokenizer {
 pub(crate) struct Inner {
     pub(crate) encoder: Encoder,
     pub(crate) table: Table,
+    /// The control tokens, for finding those that somebody wrote out.
+    pub(crate) controls: AddedTokens,
     pub(crate) decoding: Decoding,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Vec<u32>,
@@ -175,9 +180,13 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Unencodable`] with a vocabulary that does not cover all bytes.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_with(text, specials, &StandIns::default())
+    }
+
+    fn encode_with(&self, text: &str, specials: Specials, stand_ins: &StandIns) -> Result<Vec<u32>, TokenizerError> {
         match &self.inner.encoder {
-            Encoder::Library(library) => library.encode(text, specials),
-            Encoder::Pieces(pieces) => pieces.encode(text, specials),
+            Encoder::Library(library) => library.encode(text, specials, stand_ins),
+            Encoder::Pieces(pieces) => pieces.encode(text, specials, stand_ins),
         }
     }
 
@@ -187,7 +196,12 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = self.encode(text, Specials::Parse)?;
+        self.encode_rendered(text, &StandIns::default())
+    }
+
+    /// As [`Tokenizer::encode_prompt`], but control tokens with a stand-in are ordinary text.
+    pub(crate) fn encode_rendered(&self, text: &str, stand_ins: &StandIns) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = self.encode_with(text, Specials::Parse, stand_ins)?;
         if let (true, Some(bos)) = (self.inner.add_bos, self.inner.bos)
             && ids.first() != Some(&bos)
         {

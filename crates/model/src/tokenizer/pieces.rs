@@ -7,6 +7,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
 
 use super::added::{AddedTokens, Part};
+use super::stand_in::StandIns;
 use super::{Specials, TokenizerError};
 
 /// Encoder of a SentencePiece vocabulary.
@@ -67,7 +68,13 @@ impl PieceEncoder {
         self.added.id(token).or_else(piece).or_else(byte)
     }
 
-    pub(crate) fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, TokenizerError> {
+    /// The ids of a text; control tokens with a stand-in are read as ordinary text.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        specials: Specials,
+        stand_ins: &StandIns,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let (mut ids, mut at_start) = (Vec::with_capacity(text.len() / 3 + 1), true);
         for part in self.added.split(text, specials) {
             match part {
@@ -76,6 +83,7 @@ impl PieceEncoder {
                     at_start = true;
                 }
                 Part::Text(text) => {
+                    let text = stand_ins.take_out(text);
                     let prefix = if at_start && self.add_space_prefix { "▁" } else { "" };
                     self.encode_text(&format!("{prefix}{}", text.replace(' ', "▁")), &mut ids)?;
                     at_start = false;

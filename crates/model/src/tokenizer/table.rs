@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use super::TokenizerError;
+use super::added::AddedTokens;
 
 /// Strings one after another in one allocation: a vocabulary has 50,000 to 250,000 of them, of some 7 bytes each.
 #[derive(Debug, Default)]
@@ -67,6 +68,12 @@ impl Table {
 
     pub(crate) fn is_special(&self, id: u32) -> bool {
         self.role(id) == Role::Special
+    }
+
+    /// The control tokens, for finding them in a text.
+    pub(crate) fn controls(&self) -> AddedTokens {
+        let specials = (0..self.len() as u32).filter(|&id| self.is_special(id));
+        AddedTokens::new(specials.filter_map(|id| Some((self.spelling(id)?.to_owned(), id, true))))
     }
 
     pub(crate) fn bytes(&self, id: u32) -> Result<&[u8], TokenizerError> {

@@ -200,9 +200,11 @@ impl Vocabulary {
         tokenizer.with_pre_tokenizer(Some(rule.pre_tokenizer(self.add_space_prefix.unwrap_or(false))?));
         let added = self.added().map(|(text, _, special)| AddedToken::from(text, special).normalized(false));
         tokenizer.add_tokens(added).map_err(|e| self.field("tokens", e.to_string()))?;
+        let table = self.table(&Spelling::ByteLevel);
         Ok(Tokenizer::from_inner(Inner {
             encoder: Encoder::Library(Box::new(Library::new(tokenizer))),
-            table: self.table(&Spelling::ByteLevel),
+            controls: table.controls(),
+            table,
             decoding: Decoding::Bytes(Lead::Spaces(0)),
             bos: self.bos,
             add_bos: self.add_bos.unwrap_or(rule.add_bos),
@@ -262,9 +264,11 @@ impl Vocabulary {
             added: AddedTokens::new(self.added()),
             add_space_prefix,
         };
+        let table = self.table(&Spelling::sentence_piece());
         Ok(Tokenizer::from_inner(Inner {
             encoder: Encoder::Pieces(Box::new(encoder)),
-            table: self.table(&Spelling::sentence_piece()),
+            controls: table.controls(),
+            table,
             decoding: Decoding::Bytes(Lead::Spaces(u32::from(add_space_prefix))),
             bos: self.bos,
             add_bos: self.add_bos.unwrap_or(true),
