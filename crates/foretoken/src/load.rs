@@ -66,6 +66,11 @@ pub(crate) struct Loaded {
 }
 
 impl ModelArgs {
+    /// The model that was asked for by name.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
     /// Finds or fetches the model and loads it. `with_template` says whether a chat template will be needed: a broken
     /// one must not stop a use that does without.
     ///

@@ -18,10 +18,10 @@ use crate::load::{Loaded, ModelArgs};
 use crate::machine;
 
 /// Where the API key may stand instead of in the arguments, which every user of the machine can read.
-const KEY_VARIABLE: &str = "FORETOKEN_API_KEY";
+pub(crate) const KEY_VARIABLE: &str = "FORETOKEN_API_KEY";
 
 /// Threads that talk to clients. The cores are the engine's; what these do takes microseconds a token.
-const IO_THREADS: usize = 2;
+pub(crate) const IO_THREADS: usize = 2;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -89,15 +89,15 @@ fn seconds(text: &str) -> Result<Duration, String> {
 const MOST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogFormat {
+pub(crate) enum LogFormat {
     Text,
     Json,
 }
 
 /// How many requests share the model, and what they may take.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Batching")]
-struct BatchArgs {
+pub(crate) struct BatchArgs {
     /// Positions for prompt and answer together [default: all that the model was made for]
     #[arg(long, value_name = "N")]
     context: Option<NonZeroUsize>,
@@ -170,8 +170,17 @@ impl ServeArgs {
 }
 
 impl BatchArgs {
+    pub(crate) fn row_budget(&self) -> usize {
+        self.row_budget
+    }
+
+    /// The same with another row budget.
+    pub(crate) fn with_row_budget(&self, row_budget: usize) -> Self {
+        Self { row_budget, ..self.clone() }
+    }
+
     /// Starts the engine, and says what it may use.
-    fn start(&self, loaded: Loaded) -> Result<(Service, Served)> {
+    pub(crate) fn start(&self, loaded: Loaded) -> Result<(Service, Served)> {
         let Loaded { name, model, tokenizer, template, pool, kv_format, .. } = loaded;
         let most = model.config().context;
         if let Some(context) = self.context.filter(|context| context.get() > most) {
@@ -212,7 +221,8 @@ impl BatchArgs {
     }
 }
 
-fn log(format: LogFormat, level: LevelFilter) {
+/// Sends the log to stderr.
+pub(crate) fn log(format: LogFormat, level: LevelFilter) {
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => log.init(),
@@ -221,7 +231,7 @@ fn log(format: LogFormat, level: LevelFilter) {
 }
 
 /// The name of a model for clients: of a file or directory its last part, for the path is nobody's business.
-fn public_name(name: &str) -> String {
+pub(crate) fn public_name(name: &str) -> String {
     let path = Path::new(name);
     let local = path.is_absolute() || path.exists();
     let last = path.file_stem().filter(|_| local).map(|stem| stem.to_string_lossy().into_owned());

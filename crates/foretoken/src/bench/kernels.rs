@@ -12,6 +12,7 @@ use model::{Logits, Segment, Visibility, Workspace};
 use serde_json::json;
 
 use super::curve::Curve;
+use super::paging::Paging;
 use super::probes::{self, Ceilings};
 use crate::load::{Loaded, ModelArgs};
 use crate::machine;
@@ -57,6 +58,7 @@ struct Results {
     curve: Curve,
     /// Seconds a prompt.
     prompt: Samples,
+    paging: Paging,
 }
 
 pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
@@ -90,6 +92,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
         decode: bench.decode(args.context)?,
         curve: bench.curve(args)?,
         prompt: bench.prompt(args.prompt)?,
+        paging: Paging::measure(&loaded, positions),
     };
     print_results(&mut out, args, &loaded, &results)?;
     fill(report, args, &loaded, &results).write(args.json.as_deref())
@@ -203,6 +206,7 @@ fn print_results(out: &mut impl Write, args: &KernelsArgs, loaded: &Loaded, resu
     }
     writeln!(out, "decoding from context {}: {}", args.context, rate(1, &results.decode))?;
     writeln!(out, "prompt of {} tokens: {}", args.prompt, rate(args.prompt, &results.prompt))?;
+    results.paging.print(out)?;
     if let Some(bytes) = results.peak_memory {
         let [peak, disk] = [bytes, loaded.bytes_on_disk].map(|bytes| bytes as f64 / 1e6);
         writeln!(out, "peak memory of loading {peak:.1} MB, weights on disk {disk:.1} MB")?;
@@ -230,11 +234,12 @@ fn fill(mut report: Report, args: &KernelsArgs, loaded: &Loaded, results: &Resul
     report.set("prompt_tokens", args.prompt);
     report.set("prompt", results.prompt.to_json());
     report.set("prompt_tokens_per_s", args.prompt as f64 / results.prompt.median());
+    report.set("paged_attention", results.paging.to_json());
     report.set("peak_memory_of_loading_bytes", json!(results.peak_memory));
     report
 }
 
-fn compute_name(compute: Compute) -> &'static str {
+pub(super) fn compute_name(compute: Compute) -> &'static str {
     match compute {
         Compute::Stored => "quantised",
         Compute::F32 => "f32",

@@ -2,7 +2,9 @@
 
 mod curve;
 mod kernels;
+mod paging;
 mod probes;
+mod serve;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -17,10 +19,13 @@ pub(crate) struct BenchArgs {
 enum What {
     /// The machine's ceilings, and what one forward of N rows costs: the verify cost curve
     Kernels(kernels::KernelsArgs),
+    /// What clients of a server see, ours or another with OpenAI's API: throughput, first token, time per token
+    Serve(Box<serve::ServeArgs>),
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
         What::Kernels(args) => kernels::run(args),
+        What::Serve(args) => serve::run(args),
     }
 }

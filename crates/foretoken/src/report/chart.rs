@@ -1,0 +1,312 @@
+//! Charts as inline SVG: lines, dots and bars over two axes, with a legend. Colours come from the page, so that one
+//! drawing serves light and dark; every mark says its numbers when pointed at.
+
+use std::fmt::Write;
+
+use super::axis::{Layout, Scale, number};
+use super::page::escape;
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 340.0;
+/// Room for what stands beside the plot.
+const LEFT: f64 = 62.0;
+const RIGHT: f64 = 24.0;
+const TOP: f64 = 16.0;
+const BOTTOM: f64 = 46.0;
+/// Colours that a page has.
+pub(crate) const COLOURS: usize = 6;
+
+/// A drawing with all that is needed to read it.
+#[derive(Debug, Clone)]
+pub(crate) struct Chart {
+    pub(crate) title: String,
+    /// What is counted, in a sentence.
+    pub(crate) about: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    pub(crate) series: Vec<Series>,
+    /// Moments or limits worth a vertical line: where, and what.
+    pub(crate) rules: Vec<(f64, String)>,
+}
+
+/// One direction of a chart.
+#[derive(Debug, Clone)]
+pub(crate) struct Axis {
+    /// What, in which unit.
+    pub(crate) label: String,
+    pub(crate) scale: Scale,
+}
+
+/// How the points of a series are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Joined in their order.
+    Line,
+    /// Joined in their order, by a line that steps back behind the others.
+    Dashed,
+    /// Each by itself.
+    Dots,
+    /// From zero up. All series of bars share the room of a place.
+    Bars,
+}
+
+/// Points that belong together.
+#[derive(Debug, Clone)]
+pub(crate) struct Series {
+    pub(crate) name: String,
+    /// Which of the page's colours, counted round.
+    pub(crate) colour: usize,
+    pub(crate) mark: Mark,
+    pub(crate) points: Vec<Point>,
+}
+
+/// One measured value.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
+    /// Stands beside the point, if not empty.
+    pub(crate) label: String,
+}
+
+impl Axis {
+    pub(crate) fn new(label: impl Into<String>, scale: Scale) -> Self {
+        Self { label: label.into(), scale }
+    }
+}
+
+impl Point {
+    pub(crate) fn new(x: f64, y: f64) -> Self {
+        Self { x, y, label: String::new() }
+    }
+
+    pub(crate) fn labelled(x: f64, y: f64, label: impl Into<String>) -> Self {
+        Self { x, y, label: label.into() }
+    }
+}
+
+/// A chart with its axes laid out.
+struct Drawing<'a> {
+    chart: &'a Chart,
+    x: Layout,
+    y: Layout,
+    svg: String,
+}
+
+impl Chart {
+    /// The chart as an HTML figure.
+    pub(crate) fn to_html(&self) -> String {
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        let rules = self.rules.iter().map(|(x, _)| *x);
+        let x = Layout::new(&self.x.scale, points().map(|point| point.x).chain(rules));
+        let y = Layout::new(&self.y.scale, points().map(|point| point.y));
+        let mut drawing = Drawing { chart: self, x, y, svg: String::new() };
+        drawing.axes();
+        drawing.rules();
+        let bars = self.series.iter().filter(|series| series.mark == Mark::Bars).count();
+        let mut bar = 0;
+        for series in &self.series {
+            match series.mark {
+                Mark::Bars => {
+                    drawing.bars(series, bar, bars);
+                    bar += 1;
+                }
+                Mark::Line | Mark::Dashed => drawing.line(series),
+                Mark::Dots => drawing.dots(series, 2.5),
+            }
+        }
+        let (title, about) = (escape(&self.title), escape(&self.about));
+        let legend = self.legend();
+        let svg = drawing.svg;
+        format!(
+            "<figure><figcaption><b>{title}</b><span>{about}</span></figcaption>{legend}\
+             <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">{svg}</svg></figure>\n"
+        )
+    }
+
+    /// Nothing where there is nothing to tell apart.
+    fn legend(&self) -> String {
+        if self.series.len() < 2 {
+            return String::new();
+        }
+        let entry = |series: &Series| {
+            let kind = match series.mark {
+                Mark::Line => "line",
+                Mark::Dashed => "dashed",
+                Mark::Dots => "dot",
+                Mark::Bars => "bar",
+            };
+            let (colour, name) = (series.colour % COLOURS, escape(&series.name));
+            format!("<li><i class=\"{kind} c{colour}\"></i>{name}</li>")
+        };
+        format!("<ul class=\"legend\">{}</ul>", self.series.iter().map(entry).collect::<String>())
+    }
+}
+
+impl Drawing<'_> {
+    fn at(&self, x: f64, y: f64) -> Option<(f64, f64)> {
+        let (x, y) = (self.x.place(x)?, self.y.place(y)?);
+        Some((LEFT + x * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y * (HEIGHT - TOP - BOTTOM)))
+    }
+
+    fn axes(&mut self) {
+        let (base, end) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        for (value, text) in self.y.ticks.clone() {
+            let Some(place) = self.y.place(value) else { continue };
+            let y = base - place * (base - TOP);
+            self.put(format_args!("<line class=\"grid\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));
+            let (x, text) = (LEFT - 8.0, escape(&text));
+            self.put(format_args!("<text class=\"tick end\" x=\"{x}\" y=\"{:.1}\">{text}</text>", y + 4.0));
+        }
+        for (value, text) in self.x.ticks.clone() {
+            let Some(place) = self.x.place(value) else { continue };
+            let x = LEFT + place * (end - LEFT);
+            self.put(format_args!(
+                "<line class=\"axis\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{base}\" y2=\"{}\"/>",
+                base + 4.0
+            ));
+            let text = escape(&text);
+            self.put(format_args!("<text class=\"tick middle\" x=\"{x:.1}\" y=\"{}\">{text}</text>", base + 18.0));
+        }
+        self.put(format_args!("<line class=\"axis\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{base}\" y2=\"{base}\"/>"));
+        let (x_label, y_label) = (escape(&self.chart.x.label), escape(&self.chart.y.label));
+        let (x, y) = ((LEFT + end) / 2.0, (TOP + base) / 2.0);
+        self.put(format_args!("<text class=\"label middle\" x=\"{x}\" y=\"{}\">{x_label}</text>", HEIGHT - 8.0));
+        self.put(format_args!(
+            "<text class=\"label middle\" transform=\"translate(14 {y}) rotate(-90)\">{y_label}</text>"
+        ));
+    }
+
+    fn rules(&mut self) {
+        for (value, text) in &self.chart.rules {
+            let Some(place) = self.x.place(*value) else { continue };
+            let x = LEFT + place * (WIDTH - LEFT - RIGHT);
+            let (base, text) = (HEIGHT - BOTTOM, escape(text));
+            self.put(format_args!("<line class=\"rule\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{base}\"/>"));
+            self.put(format_args!("<text class=\"tick\" x=\"{:.1}\" y=\"{}\">{text}</text>", x + 5.0, TOP + 9.0));
+        }
+    }
+
+    fn line(&mut self, series: &Series) {
+        let places: Vec<String> = (series.points.iter())
+            .filter_map(|point| self.at(point.x, point.y))
+            .map(|(x, y)| format!("{x:.1},{y:.1}"))
+            .collect();
+        let dashed = if series.mark == Mark::Dashed { " dashed" } else { "" };
+        let colour = series.colour % COLOURS;
+        self.put(format_args!("<polyline class=\"line{dashed} c{colour}\" points=\"{}\"/>", places.join(" ")));
+        self.dots(series, 4.0);
+    }
+
+    fn dots(&mut self, series: &Series, radius: f64) {
+        let colour = series.colour % COLOURS;
+        for point in &series.points {
+            let Some((x, y)) = self.at(point.x, point.y) else { continue };
+            let hint = self.hint(series, point);
+            self.put(format_args!(
+                "<circle class=\"dot c{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\">{hint}</circle>"
+            ));
+            self.label(point, x, y);
+        }
+    }
+
+    /// The `nth` of `of` series of bars.
+    fn bars(&mut self, series: &Series, nth: usize, of: usize) {
+        let place = (WIDTH - LEFT - RIGHT) / self.x.ticks.len().max(1) as f64;
+        let width = (place * 0.7 / of as f64).min(56.0);
+        let colour = series.colour % COLOURS;
+        for point in &series.points {
+            let Some((x, y)) = self.at(point.x, point.y) else { continue };
+            let base = self.at(point.x, 0.0).map_or(HEIGHT - BOTTOM, |(_, base)| base);
+            let left = x + width * (nth as f64 - of as f64 / 2.0);
+            let (top, height) = (y.min(base), (base - y).abs());
+            let hint = self.hint(series, point);
+            self.put(format_args!(
+                "<rect class=\"bar c{colour}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{height:.1}\" \
+                 rx=\"2\">{hint}</rect>",
+                left + 1.0,
+                width - 2.0
+            ));
+            self.label(point, left + width / 2.0, top);
+        }
+    }
+
+    fn label(&mut self, point: &Point, x: f64, y: f64) {
+        if !point.label.is_empty() {
+            let label = escape(&point.label);
+            self.put(format_args!(
+                "<text class=\"value middle\" x=\"{x:.1}\" y=\"{:.1}\">{label}</text>",
+                (y - 9.0).max(10.0)
+            ));
+        }
+    }
+
+    fn hint(&self, series: &Series, point: &Point) -> String {
+        let x = match &self.chart.x.scale {
+            Scale::Names(names) => names.get(point.x.max(0.0) as usize).cloned().unwrap_or_default(),
+            _ => format!("{} {}", number(point.x), self.chart.x.label),
+        };
+        let text = format!("{}: {} {} at {x}", series.name, number(point.y), self.chart.y.label);
+        format!("<title>{}</title>", escape(&text))
+    }
+
+    fn put(&mut self, part: std::fmt::Arguments<'_>) {
+        // Writing to a String does not fail.
+        let _ = self.svg.write_fmt(part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(mark: Mark, x: Scale, points: Vec<Point>) -> Chart {
+        let series = |name: &str, colour| Series { name: name.into(), colour, mark, points: points.clone() };
+        Chart {
+            title: "A < B".into(),
+            about: "counts".into(),
+            x: Axis::new("clients", x),
+            y: Axis::new("tokens/s", Scale::Linear),
+            series: vec![series("one", 0), series("two", 7)],
+            rules: vec![(2.0, "here".into())],
+        }
+    }
+
+    #[test]
+    fn lines_have_their_points_legend_and_hints() {
+        let points = vec![Point::new(1.0, 100.0), Point::labelled(2.0, 200.0, "2"), Point::new(4.0, f64::NAN)];
+        let html = chart(Mark::Line, Scale::LogAt(vec![1.0, 2.0, 4.0]), points).to_html();
+        assert_eq!(html.matches("<polyline").count(), 2);
+        // A value that is none is left out, and nothing else.
+        assert_eq!(html.matches("<circle").count(), 4);
+        assert!(html.contains("A &lt; B") && !html.contains("A < B"));
+        assert!(html.contains("<title>one: 200 tokens/s at 2 clients</title>"), "{html}");
+        assert!(html.contains("class=\"line c1\"") && html.matches("<li>").count() == 2);
+        assert!(html.contains(">here</text>") && !html.contains("NaN"));
+    }
+
+    #[test]
+    fn bars_stand_side_by_side_on_zero() {
+        let names = Scale::Names(vec!["first".into(), "second".into()]);
+        let html = chart(Mark::Bars, names, vec![Point::new(0.0, 50.0), Point::new(1.0, 100.0)]).to_html();
+        assert_eq!(html.matches("<rect").count(), 4);
+        let attribute = |rect: &str, name: &str| -> f64 {
+            let after = rect.split(&format!(" {name}=\"")).nth(1).unwrap();
+            after.split('"').next().unwrap().parse().unwrap()
+        };
+        let rects: Vec<&str> = html.split("<rect").skip(1).collect();
+        for rect in &rects {
+            assert_eq!(attribute(rect, "y") + attribute(rect, "height"), HEIGHT - BOTTOM);
+        }
+        assert_eq!(attribute(rects[1], "height"), 2.0 * attribute(rects[0], "height"));
+        assert!(attribute(rects[2], "x") >= attribute(rects[0], "x") + attribute(rects[0], "width"));
+    }
+
+    #[test]
+    fn one_series_needs_no_legend_and_no_points_no_care() {
+        let mut chart = chart(Mark::Dots, Scale::Linear, Vec::new());
+        chart.series.pop();
+        let html = chart.to_html();
+        assert!(!html.contains("<ul") && html.contains("<svg"));
+    }
+}
