@@ -23,6 +23,10 @@ pub(crate) const KEY_VARIABLE: &str = "FORETOKEN_API_KEY";
 /// Threads that talk to clients. The cores are the engine's; what these do takes microseconds a token.
 pub(crate) const IO_THREADS: usize = 2;
 
+/// Threads that make tokens of texts. Each has a cache of words, which strangers fill: the hundreds of threads that the
+/// runtime would start under load are memory that nobody has counted.
+const TEXT_THREADS: usize = 2;
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Name or address to listen at; 0.0.0.0 lets other machines in
@@ -125,7 +129,8 @@ pub(crate) struct BatchArgs {
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     log(args.log_format, args.log_level);
     let mut config = args.config()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(IO_THREADS).enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(IO_THREADS).max_blocking_threads(TEXT_THREADS).enable_all().build();
     let runtime = runtime.context("cannot start the threads that talk to clients")?;
     // Before the model: a port that is taken is known at once.
     let listener = runtime.block_on(server::bind(&config))?;
