@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::Metrics;
 use crate::serve::Phase;
-use crate::{chat, completions, guard, status, text};
+use crate::{chat, completions, guard, status, text, ui};
 
 /// What is served: a running engine and the two sides of its text.
 #[derive(Clone)]
@@ -89,6 +89,8 @@ pub fn router(config: ServerConfig, served: Served) -> Router {
 /// The routes of `app`.
 pub(crate) fn routes(app: Arc<App>) -> Router {
     Router::new()
+        .route("/", get(ui::page))
+        .route("/ui/{name}", get(ui::part))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
         .route("/v1/models", get(status::models))

@@ -22,8 +22,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a client.
 const MAX_ID: usize = 128;
 
-/// Addresses that tell nothing but whether the server lives: for probes, which have no key.
-const OPEN: [&str; 2] = ["/health", "/ready"];
+/// Routes that tell nothing secret: for probes, which have no key, and the page, which asks its user for one.
+const OPEN: [&str; 4] = ["/", "/ui/{name}", "/health", "/ready"];
 
 /// The request that a handler answers.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let mut response = if app.config.cors.is_some() && is_preflight(&request) {
         StatusCode::NO_CONTENT.into_response()
-    } else if may_pass(app.config.api_key.as_deref(), &path, request.headers()) {
+    } else if may_pass(app.config.api_key.as_deref(), &route, request.headers()) {
         next.run(request).await
     } else {
         ApiError::unauthorized().into_response()
@@ -73,11 +73,11 @@ fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-fn may_pass(key: Option<&str>, path: &str, headers: &HeaderMap) -> bool {
+fn may_pass(key: Option<&str>, route: &str, headers: &HeaderMap) -> bool {
     let Some(key) = key else { return true };
     let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     let is_bearer = given.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer "));
-    OPEN.contains(&path) || is_bearer && is_equal(&given[7..], key.as_bytes())
+    OPEN.contains(&route) || is_bearer && is_equal(&given[7..], key.as_bytes())
 }
 
 /// Looks at every byte whatever it finds: the time tells nothing of where a guess went wrong.

@@ -1,4 +1,4 @@
-//! The engine over HTTP, as OpenAI's API has it.
+//! The engine over HTTP, as OpenAI's API has it, and a web page on top of that.
 //!
 //! This room turns requests into submissions to `engine::batch`, and its events into JSON or server-sent events. A field
 //! that would change the output is honoured or refused by name, never dropped. How a step runs, what a page is and how a
@@ -23,6 +23,7 @@ mod serve;
 mod shape;
 mod status;
 mod text;
+mod ui;
 
 pub use app::{Served, router};
 pub use config::ServerConfig;

@@ -10,6 +10,9 @@ use crate::generation::Tokens;
 /// Bytes of an address that the log shows.
 const MAX_PATH: usize = 128;
 
+/// What is asked for again and again, by probes, by Prometheus and by the page: answers of 200 are no news.
+const POLLED: [&str; 3] = ["/health", "/metrics", "/ready"];
+
 /// A request from its arrival to its end, be it an answer that was sent or a client that went.
 #[derive(Debug)]
 pub(crate) struct Record {
@@ -71,7 +74,11 @@ impl Drop for Record {
         let seconds = start.elapsed().as_secs_f64();
         let Result { status, code, generation } = &*self.result();
         let Some(Ended { outcome, finish, tokens, first_token }) = generation else {
-            tracing::info!(request_id = %id, %method, %path, status, code, seconds, "request");
+            if *status == 200 && POLLED.contains(&path.as_str()) {
+                tracing::debug!(request_id = %id, %method, %path, status, seconds, "request");
+            } else {
+                tracing::info!(request_id = %id, %method, %path, status, code, seconds, "request");
+            }
             return;
         };
         let Tokens { prompt, cached, output } = tokens;
