@@ -10,6 +10,7 @@
 
 pub mod batch;
 mod engine;
+mod grammar;
 mod history;
 mod math;
 mod noise;
@@ -21,6 +22,7 @@ mod stop;
 mod timings;
 
 pub use engine::{Engine, EngineOptions, GenerateError, Generation};
+pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 pub use history::History;
 pub use noise::{BLOCK, MAX_GUMBEL, MIN_GUMBEL, NoiseKey, gumbel};
 pub use params::{ParamsError, SamplingParams, fresh_seed};

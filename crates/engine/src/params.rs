@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use crate::grammar::Grammar;
+
 /// How the tokens of one request are chosen and when it ends.
 ///
 /// The default is greedy decoding with everything else off, and no limit but the context.
@@ -37,14 +39,17 @@ pub struct SamplingParams {
     pub stop_tokens: Vec<u32>,
     /// At most so many output tokens; `None` leaves the context as the only limit. At least 1.
     pub max_tokens: Option<usize>,
-    /// No stop token, end of sequence or stop string ends the output within its first `min_tokens` tokens.
+    /// No stop token, end of sequence or stop string ends the output within its first `min_tokens` tokens. A
+    /// grammar that allows nothing more does.
     pub min_tokens: usize,
-    /// The model's end-of-sequence tokens do not end the output.
+    /// The model's end-of-sequence tokens do not end the output. Under a grammar none is chosen while text may follow.
     pub ignore_eos: bool,
     /// Report the log-probability of each output token and of this many likeliest tokens (0: only its own).
     pub logprobs: Option<usize>,
     /// Leave special tokens out of the text.
     pub skip_special_tokens: bool,
+    /// What the output must be a sentence of, or the beginning of one if something else ends it first.
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for SamplingParams {
@@ -67,6 +72,7 @@ impl Default for SamplingParams {
             ignore_eos: false,
             logprobs: None,
             skip_special_tokens: true,
+            grammar: None,
         }
     }
 }
@@ -141,6 +147,12 @@ impl SamplingParams {
     /// Whether some logit may be changed by the tokens that came before or by a bias.
     pub(crate) fn adjusts_logits(&self) -> bool {
         self.has_penalties() || !self.logit_bias.is_empty()
+    }
+
+    /// Whether some tokens of a row of `vocab` may be dropped because of others.
+    pub(crate) fn truncates(&self, vocab: usize) -> bool {
+        let by_count = self.top_k > 0 && self.top_k < vocab;
+        by_count || self.min_p > 0.0 || self.top_p < 1.0 || self.typical_p < 1.0
     }
 
     /// Whether a penalty looks at the tokens that came before.

@@ -1,7 +1,7 @@
 //! From a row of raw logits to the row that is sampled: penalties, bias, bans, temperature, truncation.
 //!
 //! The order is that of vLLM and transformers: repetition penalty, frequency and presence penalty, logit bias, the ban
-//! on end tokens before `min_tokens`, temperature, min-p, top-k, top-p, typical-p; each truncation judges the
+//! on end tokens before `min_tokens`, the ban on what a grammar forbids, temperature, min-p, top-k, top-p, typical-p; each truncation judges the
 //! renormalised survivors of those before it. Every choice between equal values goes to the lower token id, so the
 //! result is a function of the row and the history and of nothing else.
 
@@ -137,10 +137,10 @@ pub(crate) fn shape(scratch: &mut Scratch, params: &SamplingParams, greatest: f3
     // Rounding keeps order, so the maxima of the tempered row are the tempered maxima.
     scratch.block_max.iter_mut().for_each(temper);
     let Scratch { row, block_max, selection, candidates } = scratch;
-    let truncates_by_count = params.top_k > 0 && params.top_k < row.len();
-    if !truncates_by_count && params.min_p == 0.0 && params.top_p == 1.0 && params.typical_p == 1.0 {
+    if !params.truncates(row.len()) {
         return;
     }
+    let truncates_by_count = params.top_k > 0 && params.top_k < row.len();
     candidates.clear();
     let min_p_floor = if params.min_p > 0.0 { crate::math::ln(f64::from(params.min_p)) as f32 } else { f32::MIN };
     if truncates_by_count {

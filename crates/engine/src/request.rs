@@ -3,6 +3,7 @@
 use model::detokenize::Detokenizer;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
+use crate::grammar::GrammarState;
 use crate::history::History;
 use crate::params::{ParamsError, SamplingParams};
 use crate::process::Scratch;
@@ -76,12 +77,19 @@ pub enum CommitError {
         /// What the tokenizer says.
         source: TokenizerError,
     },
+    /// The grammar forbids the token, or cannot be followed past it. It is not committed, and the request ends with
+    /// [`FinishReason::Error`].
+    #[error("the grammar cannot be followed past token {token}")]
+    Grammar {
+        /// The token.
+        token: u32,
+    },
 }
 
 /// Why a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end-of-sequence or stop token.
+    /// An end-of-sequence or stop token, or a grammar that allows nothing more.
     Stop,
     /// A stop string.
     StopString,
@@ -134,6 +142,7 @@ pub struct Request {
     sampler: Sampler,
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    grammar: Option<GrammarState>,
     context: usize,
     cached_tokens: usize,
     finish: Option<FinishReason>,
@@ -166,6 +175,7 @@ impl Request {
             history: History::new(prompt),
             detokenizer: tokenizer.detokenizer(params.skip_special_tokens),
             stops: StopMatcher::new(&params.stop),
+            grammar: params.grammar.clone().map(GrammarState::new),
             sampler: Sampler::new(params, eos, choice),
             context,
             cached_tokens: 0,
@@ -209,14 +219,15 @@ impl Request {
         self.finish
     }
 
-    /// Samples the next token from the raw `logits` `[vocab]` of the newest one's row.
+    /// Samples the next token from the raw `logits` `[vocab]` of the newest one's row, among those that the grammar allows.
     ///
     /// # Errors
     /// As [`Sampler::sample`]; the request then ends with [`FinishReason::Error`].
     pub fn sample(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled, SampleError> {
         // A position of the context: far below 2^32.
         let position = self.tokens().len() as u32;
-        let sampled = self.sampler.sample(logits, &self.history, position, scratch);
+        let grammar = self.grammar.as_mut();
+        let sampled = self.sampler.sample_within(grammar, logits, &self.history, position, scratch);
         if sampled.is_err() {
             self.finish = Some(FinishReason::Error);
         }
@@ -242,7 +253,9 @@ impl Request {
             return Err(CommitError::Ended { token });
         }
         let may_stop = self.outputs().len() >= self.sampler.params().min_tokens;
-        let ends = may_stop && self.sampler.is_end(token);
+        let ends = (may_stop && self.sampler.is_end(token)) || self.ends_grammar(token);
+        // The text is complete with this token, and nothing can follow it.
+        let complete = !ends && self.follow_grammar(token)?;
         let piece = if ends { self.detokenizer.finish() } else { self.text_of(token)? };
         self.history.push(token);
         let mut released = self.stops.push(&piece, may_stop);
@@ -250,8 +263,8 @@ impl Request {
             self.finish = Some(FinishReason::Stop);
         } else if released.stopped {
             self.finish = Some(FinishReason::StopString);
-        } else if self.is_full() {
-            self.finish = Some(FinishReason::Length);
+        } else if complete || self.is_full() {
+            self.finish = Some(if complete { FinishReason::Stop } else { FinishReason::Length });
             let rest = self.stops.push(&self.detokenizer.finish(), may_stop);
             released.text.push_str(&rest.text);
             released.stopped = rest.stopped;
@@ -260,6 +273,20 @@ impl Request {
             released.text.push_str(&self.stops.finish());
         }
         Ok(Committed { delta: Delta { token, text: released.text, logprob, top }, finish: self.finish })
+    }
+
+    /// Whether the token ends the output because the grammar is at its end: it was then chosen for want of any other.
+    fn ends_grammar(&self, token: u32) -> bool {
+        self.grammar.as_ref().is_some_and(|grammar| grammar.is_eos(token))
+    }
+
+    /// Answers whether the grammar allows nothing after the token.
+    fn follow_grammar(&mut self, token: u32) -> Result<bool, CommitError> {
+        let Some(grammar) = &mut self.grammar else { return Ok(false) };
+        grammar.advance(token).map_err(|_| {
+            self.finish = Some(FinishReason::Error);
+            CommitError::Grammar { token }
+        })
     }
 
     fn text_of(&mut self, token: u32) -> Result<String, CommitError> {

@@ -1,5 +1,6 @@
 //! From a row of logits to a token.
 
+use crate::grammar::{GrammarState, GrammarStop};
 use crate::history::History;
 use crate::math::{ln, sum_exp};
 use crate::noise::{BLOCK, BlockNoise, MAX_GUMBEL, NoiseKey};
@@ -23,6 +24,25 @@ pub enum SampleError {
         /// Length of the row.
         vocab: usize,
     },
+    /// The grammar is not at its end, and no token with a finite logit continues it.
+    #[error("the grammar allows none of the model's tokens here")]
+    NoGrammarToken,
+    /// What the grammar allows takes too much to find out.
+    #[error("the grammar has become too complex to follow: simplify the schema or the expression")]
+    GrammarTooComplex,
+    /// The grammar's parser failed.
+    #[error("the grammar's parser failed")]
+    GrammarFailed,
+}
+
+impl From<GrammarStop> for SampleError {
+    fn from(stop: GrammarStop) -> Self {
+        match stop {
+            GrammarStop::DeadEnd => Self::NoGrammarToken,
+            GrammarStop::TooComplex => Self::GrammarTooComplex,
+            GrammarStop::Failed => Self::GrammarFailed,
+        }
+    }
 }
 
 /// A token, as the target chose it.
@@ -89,6 +109,18 @@ impl Sampler {
         position: u32,
         scratch: &mut Scratch,
     ) -> Result<Sampled, SampleError> {
+        self.sample_within(None, logits, history, position, scratch)
+    }
+
+    /// As [`Sampler::sample`], among the tokens that a grammar allows.
+    pub(crate) fn sample_within(
+        &self,
+        grammar: Option<&mut GrammarState>,
+        logits: &[f32],
+        history: &History,
+        position: u32,
+        scratch: &mut Scratch,
+    ) -> Result<Sampled, SampleError> {
         let (report, top) = match self.params.logprobs {
             None => (None, Vec::new()),
             Some(n) => {
@@ -97,7 +129,10 @@ impl Sampler {
                 (Some(log_softmax), top.into_iter().map(|(token, logit)| (token, log_softmax.at(logit))).collect())
             }
         };
-        let token = self.choose(logits, history, position, scratch)?;
+        let token = match grammar {
+            None => self.choose(logits, history, position, scratch)?,
+            Some(grammar) => self.choose_within(grammar, logits, history, position, scratch)?,
+        };
         let logprob = report.map(|log_softmax| log_softmax.at(logits[token as usize]));
         Ok(Sampled { token, logprob, top })
     }
@@ -146,6 +181,60 @@ impl Sampler {
         }
         Ok(draw(&scratch.row, &scratch.block_max, &self.key, position))
     }
+
+    /// As [`Sampler::choose`] on the adjusted row in which what the grammar forbids is −∞.
+    ///
+    /// To find out about one token is much cheaper than about all. The likeliest token, if allowed, is also the
+    /// likeliest allowed one, and whatever is counted from it stays the same; the winner over all tokens, if allowed,
+    /// wins over the allowed ones. Only truncation must know its candidates, and so the whole mask.
+    fn choose_within(
+        &self,
+        grammar: &mut GrammarState,
+        logits: &[f32],
+        history: &History,
+        position: u32,
+        scratch: &mut Scratch,
+    ) -> Result<u32, SampleError> {
+        scratch.row.clear();
+        scratch.row.extend_from_slice(logits);
+        process::adjust(&mut scratch.row, &self.params, history, &self.end_tokens);
+        let greatest = match process::scan(&scratch.row, &mut scratch.block_max) {
+            Err(SampleError::NoToken { .. }) => return last_resort(grammar),
+            greatest => greatest?,
+        };
+        let greedy = self.params.temperature == 0.0;
+        let favourite = process::argmax(&scratch.row, &scratch.block_max, greatest);
+        let likeliest_is_allowed = grammar.allows(favourite, &self.end_tokens);
+        if likeliest_is_allowed && greedy {
+            return Ok(favourite);
+        }
+        if likeliest_is_allowed && !self.params.truncates(logits.len()) {
+            process::shape(scratch, &self.params, greatest);
+            let token = draw(&scratch.row, &scratch.block_max, &self.key, position);
+            if token == favourite || grammar.allows(token, &self.end_tokens) {
+                return Ok(token);
+            }
+            grammar.mask(&mut scratch.row, &self.end_tokens)?;
+            process::scan(&scratch.row, &mut scratch.block_max)?;
+            return Ok(draw(&scratch.row, &scratch.block_max, &self.key, position));
+        }
+        grammar.mask(&mut scratch.row, &self.end_tokens)?;
+        let greatest = match process::scan(&scratch.row, &mut scratch.block_max) {
+            Err(SampleError::NoToken { .. }) => return last_resort(grammar),
+            greatest => greatest?,
+        };
+        if greedy {
+            return Ok(process::argmax(&scratch.row, &scratch.block_max, greatest));
+        }
+        process::shape(scratch, &self.params, greatest);
+        Ok(draw(&scratch.row, &scratch.block_max, &self.key, position))
+    }
+}
+
+/// Where bans and the grammar leave no token: the end, if the grammar is at one.
+fn last_resort(grammar: &mut GrammarState) -> Result<u32, SampleError> {
+    let end = grammar.eos().filter(|_| grammar.is_accepting());
+    end.ok_or(SampleError::NoGrammarToken)
 }
 
 /// The token with the greatest `row[token] + gumbel(key, position, token)`, the lower id if equal.

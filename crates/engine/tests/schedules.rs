@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use common::{byte_tokenizer, tiny_llama};
 use engine::batch::{Event, Service, ServiceOptions, Stats, Submission};
-use engine::{FinishReason, SamplingParams};
+use engine::{FinishReason, GrammarCompiler, GrammarSource, SamplingParams};
 use kernels::{KvFormat, PAGE};
 use proptest::prelude::*;
 
@@ -54,6 +54,9 @@ fn requests() -> Vec<Submission> {
         1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 90, 100, 127, 128, 129, 160, 200, 250, 300, 3, 5, 8, 13, 21, 34, 55,
         89, 144, 233, 47, 49, 63, 79, 81, 95, 97, 111, 113, 145,
     ];
+    let compiler = GrammarCompiler::new(&byte_tokenizer()).unwrap();
+    let lark = "start: (WORD | number)+\nWORD: /[a-zé]{2,9} /\nnumber: %json { \"type\": [\"number\", \"array\"] }";
+    let grammar = compiler.compile(&GrammarSource::Lark(lark.into())).unwrap();
     let request = |(i, &length): (usize, &usize)| {
         let family = [3, 7, 3, 11][i % 4];
         let own = |p: usize| if p < length * 2 / 3 { 0 } else { i };
@@ -72,6 +75,7 @@ fn requests() -> Vec<Submission> {
             min_tokens: if i % 4 == 0 { 5 } else { 0 },
             ignore_eos: i % 2 == 0,
             logprobs: [None, Some(0), Some(3)][i % 3],
+            grammar: (i % 7 < 2).then(|| grammar.clone()),
             ..Default::default()
         };
         let cache_salt = (i % 6 == 5).then(|| "tenant".to_owned());

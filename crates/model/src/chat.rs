@@ -8,6 +8,7 @@
 mod clock;
 mod json;
 mod source;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ use minijinja::value::{Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value as Jinja};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+pub use tools::ToolFormat;
 
 use crate::gguf::{GgufError, Metadata};
 use crate::tokenizer::{StandIns, Tokenizer, TokenizerConfig, TokenizerError};

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::grammars::Grammars;
 use crate::metrics::Metrics;
 use crate::serve::Phase;
 use crate::{chat, completions, guard, status, text, ui};
@@ -34,6 +35,7 @@ pub struct Served {
 pub(crate) struct App {
     pub(crate) config: ServerConfig,
     pub(crate) served: Served,
+    pub(crate) grammars: Grammars,
     pub(crate) metrics: Arc<Metrics>,
     /// When the server started, in seconds since 1970: the model's `created`.
     pub(crate) started: u64,
@@ -44,7 +46,8 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(config: ServerConfig, served: Served, phases: watch::Receiver<Phase>) -> Self {
         let metrics = Arc::new(Metrics::new(served.handle.clone()));
-        Self { config, served, metrics, started: unix_time(), phases }
+        let grammars = Grammars::new(served.tokenizer.clone());
+        Self { config, served, grammars, metrics, started: unix_time(), phases }
     }
 
     /// Whether the server goes down.

@@ -7,16 +7,19 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use model::chat::RenderOptions;
-use serde_json::{Map, Value};
+use engine::Grammar;
+use model::chat::{ChatTemplate, RenderOptions, ToolFormat};
+use serde_json::Value;
 
 use crate::app::{App, Served};
 use crate::error::ApiError;
 use crate::fields::{Fields, is_off};
 use crate::guard::RequestId;
-use crate::params;
+use crate::messages;
+use crate::params::{self, Asked};
 use crate::respond;
 use crate::shape::Kind;
+use crate::tools::Tools;
 
 /// Likeliest tokens that OpenAI lets a client ask for at each position.
 const MAX_TOP: usize = 20;
@@ -32,8 +35,24 @@ pub(crate) async fn complete(
     asked.params.logprobs = logprobs(&mut fields)?;
     let conversation = Conversation::take(&mut fields)?;
     fields.finish()?;
+    asked.params.grammar = grammar(&app, &conversation, &mut asked).await?;
     let prompt = conversation.encode(app.served.clone()).await?;
     respond::answer(&app, Kind::Chat, (model, id), vec![prompt], &asked).await
+}
+
+/// The grammar of the answer: of calls if there are tools, of the form that was asked for, or none.
+async fn grammar(app: &App, conversation: &Conversation, asked: &mut Asked) -> Result<Option<Grammar>, ApiError> {
+    let form = asked.form.take();
+    let Some(tools) = &conversation.tools else {
+        return match form {
+            Some(form) => app.grammars.compile(form).await.map(Some),
+            None => Ok(None),
+        };
+    };
+    let template = app.served.template.as_ref();
+    let format = template.and_then(ChatTemplate::tool_format).unwrap_or(ToolFormat::Tagged);
+    asked.calls = Some(format);
+    tools.compile(tools.grammar(format, form)?, &app.grammars).await.map(Some)
 }
 
 /// `max_completion_tokens` is the newer name of `max_tokens`. Without either the context is the limit.
@@ -66,6 +85,8 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 pub(crate) struct Conversation {
     messages: Vec<Value>,
     options: RenderOptions,
+    /// Tools that may be called.
+    tools: Option<Tools>,
 }
 
 impl Conversation {
@@ -87,8 +108,9 @@ impl Conversation {
             Some(Value::Array(messages)) if !messages.is_empty() => messages,
             _ => return Err(ApiError::field("messages", "messages must be a list of at least one message")),
         };
-        let messages = messages.into_iter().enumerate().map(|(index, message)| self::message(index, message));
-        Ok(Self { messages: messages.collect::<Result<_, _>>()?, options })
+        let messages = messages.into_iter().enumerate().map(|(index, message)| messages::clean(index, message));
+        let messages = messages.collect::<Result<_, _>>()?;
+        Ok(Self { messages, options, tools: Tools::take(fields)? })
     }
 
     /// The prompt's token ids. A long conversation takes a while: not on a thread that answers others.
@@ -100,58 +122,15 @@ impl Conversation {
             let template = served.template.as_ref();
             let template =
                 template.ok_or_else(|| ApiError::invalid("the model has no chat template: use /v1/completions"))?;
-            let tokens = template.encode(&self.messages, &self.options, &served.tokenizer);
+            let Self { mut messages, mut options, tools } = self;
+            if template.tool_format().is_some() {
+                options.tools = tools.as_ref().map(Tools::for_template);
+            } else {
+                messages = messages::without_tools(messages, tools.as_ref().map(Tools::in_words));
+            }
+            let tokens = template.encode(&messages, &options, &served.tokenizer);
             tokens.map_err(|error| ApiError::field("messages", error.to_string()))
         };
         tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))?
     }
-}
-
-/// A message as templates know it: role, text and what else they may read.
-fn message(index: usize, message: Value) -> Result<Value, ApiError> {
-    let at = |field: &str| format!("messages[{index}].{field}");
-    let wrong = |field: &str, wanted: &str| ApiError::field(&at(field), format!("{} must be {wanted}", at(field)));
-    let Value::Object(mut message) = message else {
-        return Err(ApiError::field("messages", format!("messages[{index}] must be an object")));
-    };
-    message.retain(|_, value| !value.is_null());
-    let role = match message.remove("role") {
-        // OpenAI's newer name; models know the older one.
-        Some(Value::String(role)) if role == "developer" => "system".to_owned(),
-        Some(Value::String(role)) => role,
-        _ => return Err(wrong("role", "a string")),
-    };
-    if role == "tool" || role == "function" {
-        return Err(ApiError::unsupported(&at("role"), "calling tools is not supported"));
-    }
-    let content = match message.remove("content") {
-        Some(content) => content_text(&content, &at("content"))?,
-        None => return Err(wrong("content", "a string or a list of text parts")),
-    };
-    let known = ["name", "reasoning_content"];
-    if let Some((field, _)) = message.iter().find(|(field, value)| !known.contains(&field.as_str()) && !is_off(value)) {
-        return Err(ApiError::unsupported(&at(field), "not supported"));
-    }
-    let mut clean = Map::new();
-    clean.insert("role".into(), role.into());
-    clean.insert("content".into(), content.into());
-    clean.extend(message.into_iter().filter(|(field, _)| known.contains(&field.as_str())));
-    Ok(Value::Object(clean))
-}
-
-/// A text, or text parts as lines of one.
-fn content_text(content: &Value, at: &str) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Array(parts) => parts,
-        _ => return Err(ApiError::field(at, format!("{at} must be a string or a list of text parts"))),
-    };
-    let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
-        (Some("text"), Some(text)) => Ok(text.to_owned()),
-        (Some("text") | None, _) => {
-            Err(ApiError::field(at, format!("each part of {at} must be an object with \"type\" and \"text\"")))
-        }
-        (Some(kind), _) => Err(ApiError::unsupported(at, &format!("parts of type '{kind}' are not supported"))),
-    };
-    Ok(parts.iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }

@@ -37,6 +37,9 @@ pub(crate) async fn complete(
     refuse_unsupported(&mut fields, asked.n)?;
     let prompts = prompts(&mut fields)?;
     fields.finish()?;
+    if let Some(form) = asked.form.take() {
+        asked.params.grammar = Some(app.grammars.compile(form).await?);
+    }
     let tokenizer = app.served.tokenizer.clone();
     let encode = move || prompts.into_iter().map(|prompt| prompt.encode(&tokenizer)).collect::<Result<_, _>>();
     let prompts: Vec<Vec<u32>> =
@@ -54,6 +57,8 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 }
 
 fn refuse_unsupported(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
+    fields.only("tools", is_off, "only /v1/chat/completions has tools")?;
+    fields.only("tool_choice", |value| value == "none" || value == "auto", "only /v1/chat/completions has tools")?;
     fields.only("echo", is_off, "only false is supported")?;
     fields.only("suffix", |value| value == "", "filling in the middle is not supported")?;
     fields.only("best_of", |value| *value == n, "it must be n: all choices are returned")

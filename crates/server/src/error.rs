@@ -7,8 +7,8 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::header::{CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use engine::RequestError;
 use engine::batch::SubmitError;
+use engine::{ParamsError, RequestError};
 use serde_json::{Value, json};
 
 /// Seconds after which a client that found the queue full should come back: a slot is free as soon as one answer ends.
@@ -191,6 +191,10 @@ impl From<SubmitError> for ApiError {
 
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
+        let error = match error {
+            RequestError::Params(error) => RequestError::Params(ParamsError { field: api_name(error.field), ..error }),
+            error => error,
+        };
         let invalid = Self::invalid(error.to_string());
         let param = match error {
             RequestError::PromptTooLong { .. } => return invalid.with_code("context_length_exceeded"),
@@ -199,6 +203,14 @@ impl From<RequestError> for ApiError {
             RequestError::EmptyPrompt | RequestError::UnknownToken { .. } => "prompt",
         };
         Self { param: Some(param.to_owned()), ..invalid }
+    }
+}
+
+/// What a field of the engine's is called by clients.
+fn api_name(field: &'static str) -> &'static str {
+    match field {
+        "stop_tokens" => "stop_token_ids",
+        field => field,
     }
 }
 

@@ -6,6 +6,7 @@
 //! client does not read is at most its own answer.
 
 mod app;
+mod calls;
 mod chat;
 mod completions;
 mod config;
@@ -13,16 +14,20 @@ mod connection;
 mod error;
 mod fields;
 mod generation;
+mod grammars;
 mod guard;
 mod logprobs;
+mod messages;
 mod metrics;
 mod params;
 mod record;
 mod respond;
+mod response_format;
 mod serve;
 mod shape;
 mod status;
 mod text;
+mod tools;
 mod ui;
 
 pub use app::{Served, router};

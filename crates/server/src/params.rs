@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 
 use engine::{SamplingParams, fresh_seed};
+use model::chat::ToolFormat;
 use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::{Fields, is_off};
+use crate::grammars::Wanted;
+use crate::response_format;
 
 /// Choices that one request may ask for.
 const MAX_CHOICES: usize = 128;
@@ -23,6 +26,10 @@ pub(crate) struct Asked {
     /// Prefixes of the cache are shared only among requests of the same salt.
     pub(crate) cache_salt: Option<String>,
     pub(crate) priority: i32,
+    /// The form that the answer must have, still to be compiled.
+    pub(crate) form: Option<Wanted>,
+    /// The answer may hold calls of tools, in this form.
+    pub(crate) calls: Option<ToolFormat>,
 }
 
 /// Takes the shared fields. Temperature is 1 and the seed random where the client says nothing, as OpenAI has it.
@@ -46,6 +53,8 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
         priority: fields
             .take("priority", "a whole number of 32 bits", |value| value.as_i64()?.try_into().ok())?
             .unwrap_or(0),
+        form: response_format::take(fields)?,
+        calls: None,
     })
 }
 
@@ -70,6 +79,7 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         logprobs: None,
         skip_special_tokens: fields.flag("skip_special_tokens")?.unwrap_or(true),
+        grammar: None,
     })
 }
 
@@ -122,14 +132,8 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
 
 /// Known fields whose values ask for what this server cannot do, and those that ask for nothing.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    let is_text = |value: &Value| value["type"] == "text";
-    fields.only("response_format", is_text, "only {\"type\": \"text\"} is supported")?;
-    for name in ["tools", "functions"] {
-        fields.only(name, is_off, "calling tools is not supported")?;
-    }
-    for name in ["tool_choice", "function_call"] {
-        fields.only(name, |value| value == "none" || value == "auto", "calling tools is not supported")?;
-    }
+    fields.only("functions", is_off, "send tools instead")?;
+    fields.only("function_call", |value| value == "none" || value == "auto", "send tool_choice instead")?;
     let only_text = |value: &Value| value.as_array().is_some_and(|list| list.iter().all(|kind| kind == "text"));
     fields.only("modalities", only_text, "only [\"text\"] is supported")?;
     for name in ["use_beam_search", "include_stop_str_in_output", "return_token_ids"] {
@@ -188,8 +192,9 @@ mod tests {
     #[test]
     fn what_changes_nothing_is_accepted() {
         asked(&json!({
-            "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "tools": [], "seed": null,
-            "tool_choice": "auto", "response_format": {"type": "text"}, "modalities": ["text"], "unheard_of": null,
+            "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "seed": null,
+            "response_format": {"type": "text"}, "modalities": ["text"], "unheard_of": null, "guided_json": null,
+            "structured_outputs": {}, "functions": [],
         }))
         .unwrap();
     }
@@ -197,10 +202,14 @@ mod tests {
     #[test]
     fn what_would_change_the_output_is_refused_by_name() {
         for (field, value) in [
-            ("tools", json!([{"type": "function"}])),
-            ("tool_choice", json!("required")),
             ("functions", json!([{}])),
-            ("response_format", json!({"type": "json_object"})),
+            ("function_call", json!({"name": "f"})),
+            ("response_format", json!({"type": "xml"})),
+            ("response_format", json!({"type": "json_object", "more": 1})),
+            ("structured_outputs", json!({"structural_tag": "x"})),
+            ("guided_decoding_backend", json!("xgrammar")),
+            ("guided_whitespace_pattern", json!(" ")),
+            ("grammar", json!("root ::= \"a\"")),
             ("modalities", json!(["text", "audio"])),
             ("reasoning_effort", json!("high")),
             ("use_beam_search", json!(true)),

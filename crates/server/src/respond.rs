@@ -20,7 +20,7 @@ use crate::error::ApiError;
 use crate::generation::{Generation, Piece};
 use crate::guard::RequestId;
 use crate::params::Asked;
-use crate::shape::{Kind, Shape};
+use crate::shape::{Kind, Shape, ShapeOptions};
 
 /// What nginx takes as word not to collect events before it hands them on.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -37,7 +37,8 @@ pub(crate) async fn answer(
     asked: &Asked,
 ) -> Result<Response, ApiError> {
     let choices = prompts.len() * asked.n as usize;
-    let shape = Shape::new(kind, &record.id, model, app.served.tokenizer.clone(), choices, asked.include_usage);
+    let options = ShapeOptions { include_usage: asked.include_usage, calls: asked.calls };
+    let shape = Shape::new(kind, &record.id, model, app.served.tokenizer.clone(), choices, options);
     let generation = Generation::start(app, prompts, asked, record)?;
     if asked.stream { Ok(stream(generation, shape, app.config.keep_alive)) } else { whole(generation, shape).await }
 }

@@ -1,10 +1,12 @@
 //! The JSON of answers, whole and in chunks, of chats and of plain completions.
 
 use engine::Delta;
+use model::chat::ToolFormat;
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::app::unix_time;
+use crate::calls::{Calls, Part};
 use crate::generation::Tokens;
 use crate::logprobs::{self, Entry};
 
@@ -15,16 +17,31 @@ pub(crate) enum Kind {
     Completion,
 }
 
+/// What else the answers are to be like.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ShapeOptions {
+    /// Chunks have the member `usage`, null but in the last.
+    pub(crate) include_usage: bool,
+    /// Calls of tools are looked for, in this form.
+    pub(crate) calls: Option<ToolFormat>,
+}
+
 /// A choice as far as it has come.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
     text: String,
+    /// Reads the text, where it may hold calls.
+    calls: Option<Calls>,
+    /// The calls so far, as the whole answer shows them.
+    tool_calls: Vec<Value>,
     entries: Vec<Entry>,
     finish: Option<&'static str>,
     /// Whether a chunk has been made of it.
     begun: bool,
     /// Characters of the tokens in chunks so far.
     offset: usize,
+    /// What the ids of its calls begin with.
+    call_prefix: String,
 }
 
 /// Makes the answers to one request.
@@ -35,7 +52,6 @@ pub(crate) struct Shape {
     model: String,
     tokenizer: Tokenizer,
     choices: Vec<Choice>,
-    /// Chunks have the member `usage`, null but in the last.
     include_usage: bool,
 }
 
@@ -47,13 +63,18 @@ impl Shape {
         model: String,
         tokenizer: Tokenizer,
         choices: usize,
-        include_usage: bool,
+        ShapeOptions { include_usage, calls }: ShapeOptions,
     ) -> Self {
         let prefix = match kind {
             Kind::Chat => "chatcmpl",
             Kind::Completion => "cmpl",
         };
-        let choices = (0..choices).map(|_| Choice::default()).collect();
+        let choice = |index| Choice {
+            calls: calls.map(Calls::new),
+            call_prefix: format!("call_{request_id}_{index}"),
+            ..Choice::default()
+        };
+        let choices = (0..choices).map(choice).collect();
         let id = format!("{prefix}-{request_id}");
         Self { kind, id, created: unix_time(), model, tokenizer, choices, include_usage }
     }
@@ -62,14 +83,17 @@ impl Shape {
     pub(crate) fn add(&mut self, choice: u32, delta: &Delta) {
         let entry = Entry::of(delta, &self.tokenizer);
         if let Some(choice) = self.choices.get_mut(choice as usize) {
-            choice.text.push_str(&delta.text);
             choice.entries.extend(entry);
+            let text = choice.read(&delta.text).content;
+            choice.text.push_str(&text);
         }
     }
 
     /// Notes why a choice ended, for [`Shape::whole`].
     pub(crate) fn end(&mut self, choice: u32, reason: &'static str) {
         if let Some(choice) = self.choices.get_mut(choice as usize) {
+            let (rest, reason) = choice.close(reason);
+            choice.text.push_str(&rest);
             choice.finish = Some(reason);
         }
     }
@@ -94,23 +118,26 @@ impl Shape {
         let kind = self.kind;
         let choice = self.choices.get_mut(index as usize)?;
         let first = !std::mem::replace(&mut choice.begun, true);
-        if !first && delta.text.is_empty() && entry.is_none() {
+        let read = choice.read(&delta.text);
+        if !first && read.is_empty() && entry.is_none() {
             return None;
         }
         let logprobs = choice.logprobs(entry.as_slice(), kind);
         let body = match kind {
-            Kind::Chat if first => json!({ "delta": { "role": "assistant", "content": delta.text } }),
-            Kind::Chat => json!({ "delta": { "content": delta.text } }),
-            Kind::Completion => json!({ "text": delta.text }),
+            Kind::Chat => json!({ "delta": read.into_delta(first) }),
+            Kind::Completion => json!({ "text": read.content }),
         };
         Some(self.one_choice(index, body, logprobs, None))
     }
 
     /// The chunk that ends a choice.
     pub(crate) fn last_chunk(&mut self, index: u32, reason: &'static str) -> Value {
+        let choice = self.choices.get_mut(index as usize);
+        let (rest, reason) = choice.map_or((String::new(), reason), |choice| choice.close(reason));
         let body = match self.kind {
-            Kind::Chat => json!({ "delta": {} }),
-            Kind::Completion => json!({ "text": "" }),
+            Kind::Chat if rest.is_empty() => json!({ "delta": {} }),
+            Kind::Chat => json!({ "delta": { "content": rest } }),
+            Kind::Completion => json!({ "text": rest }),
         };
         self.one_choice(index, body, Value::Null, Some(reason))
     }
@@ -146,14 +173,99 @@ impl Shape {
     }
 }
 
+/// What a token adds to a choice.
+#[derive(Debug, Default)]
+struct Read {
+    content: String,
+    /// Calls that begin, and pieces of arguments, as a stream shows them.
+    tool_calls: Vec<Value>,
+}
+
+impl Read {
+    fn is_empty(&self) -> bool {
+        self.content.is_empty() && self.tool_calls.is_empty()
+    }
+
+    /// The `delta` of a chunk; the first of a choice says who speaks.
+    fn into_delta(self, first: bool) -> Value {
+        let mut delta = if first { json!({ "role": "assistant" }) } else { json!({}) };
+        if self.tool_calls.is_empty() || !self.content.is_empty() {
+            delta["content"] = self.content.into();
+        } else if first {
+            delta["content"] = Value::Null;
+        }
+        if !self.tool_calls.is_empty() {
+            delta["tool_calls"] = self.tool_calls.into();
+        }
+        delta
+    }
+}
+
 impl Choice {
+    /// Takes in a token's text. Calls go to `tool_calls` as well.
+    fn read(&mut self, text: &str) -> Read {
+        let Some(calls) = &mut self.calls else { return Read { content: text.to_owned(), ..Read::default() } };
+        let mut read = Read::default();
+        for part in calls.push(text) {
+            match part {
+                Part::Text(text) => read.content.push_str(&text),
+                Part::Call(name) => {
+                    let index = self.tool_calls.len();
+                    let id = format!("{}_{index}", self.call_prefix);
+                    let function = json!({ "name": name, "arguments": "" });
+                    let call = json!({ "id": id, "type": "function", "function": function });
+                    self.tool_calls.push(call.clone());
+                    let mut begin = json!({ "index": index });
+                    begin
+                        .as_object_mut()
+                        .into_iter()
+                        .for_each(|begin| begin.extend(call.as_object().cloned().unwrap_or_default()));
+                    read.tool_calls.push(begin);
+                }
+                Part::Arguments(json) => self.argue(&json, &mut read.tool_calls),
+            }
+        }
+        read
+    }
+
+    /// Adds to the arguments of the last call, in the answer and among the `news`.
+    fn argue(&mut self, json: &str, news: &mut Vec<Value>) {
+        let append = |call: &mut Value| {
+            if let Value::String(arguments) = &mut call["function"]["arguments"] {
+                arguments.push_str(json);
+            }
+        };
+        let index = self.tool_calls.len().saturating_sub(1);
+        self.tool_calls.last_mut().into_iter().for_each(append);
+        match news.last_mut().filter(|call| call["index"] == index) {
+            Some(call) => append(call),
+            None => news.push(json!({ "index": index, "function": { "arguments": json } })),
+        }
+    }
+
+    /// What was held back of the text, and why the choice ends in OpenAI's words.
+    fn close(&mut self, reason: &'static str) -> (String, &'static str) {
+        let Some(calls) = &mut self.calls else { return (String::new(), reason) };
+        let rest = calls.finish().unwrap_or_default();
+        (rest, if reason == "stop" && calls.complete() { "tool_calls" } else { reason })
+    }
+
     fn whole(&mut self, index: usize, kind: Kind) -> Value {
         let entries = std::mem::take(&mut self.entries);
         let logprobs = self.logprobs(&entries, kind);
         let text = std::mem::take(&mut self.text);
         let mut choice = json!({ "index": index });
         match kind {
-            Kind::Chat => choice["message"] = json!({ "role": "assistant", "content": text, "refusal": null }),
+            Kind::Chat => {
+                let mut message = json!({ "role": "assistant", "content": text, "refusal": null });
+                if !self.tool_calls.is_empty() {
+                    message["tool_calls"] = std::mem::take(&mut self.tool_calls).into();
+                    if message["content"] == "" {
+                        message["content"] = Value::Null;
+                    }
+                }
+                choice["message"] = message;
+            }
             Kind::Completion => choice["text"] = text.into(),
         }
         choice["logprobs"] = logprobs;

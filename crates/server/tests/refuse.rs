@@ -23,16 +23,15 @@ async fn fields_that_would_change_the_output_are_refused_by_name() {
     let fixture = Fixture::new();
     let message = |message: Value| json!([message]);
     for (field, value, param) in [
-        ("tools", json!([{"type": "function"}]), "tools"),
-        ("response_format", json!({"type": "json_object"}), "response_format"),
+        ("tools", json!([{"type": "retrieval"}]), "tools[0].type"),
+        ("tool_choice", json!({"type": "allowed_tools"}), "tool_choice"),
+        ("functions", json!([{"name": "f"}]), "functions"),
+        ("function_call", json!({"name": "f"}), "function_call"),
+        ("response_format", json!({"type": "grammar"}), "response_format"),
         ("reasoning_effort", json!("low"), "reasoning_effort"),
         ("chat_template", json!("x"), "chat_template"),
-        ("messages", message(json!({"role": "tool", "content": "x"})), "messages[0].role"),
-        (
-            "messages",
-            message(json!({"role": "assistant", "tool_calls": [{}], "content": ""})),
-            "messages[0].tool_calls",
-        ),
+        ("messages", message(json!({"role": "function", "content": "x"})), "messages[0].role"),
+        ("messages", message(json!({"role": "user", "tool_calls": [{}], "content": ""})), "messages[0].tool_calls"),
         ("messages", message(json!({"role": "user", "content": [{"type": "image_url"}]})), "messages[0].content"),
     ] {
         let error = fixture.post("/v1/chat/completions", with(field, value)).await.error(400);
@@ -56,11 +55,14 @@ async fn values_out_of_range_are_refused() {
         ("max_completion_tokens", json!(3)),
         ("messages", json!([])),
         ("n", json!(1000)),
+        ("stop_token_ids", json!([256])),
     ] {
         let error = fixture.post("/v1/chat/completions", with(field, value)).await.error(400);
         assert_eq!(error["type"], "invalid_request_error");
         assert!(error["message"].as_str().unwrap().contains(field), "{error}");
     }
+    let error = fixture.post("/v1/chat/completions", with("stop_token_ids", json!([256]))).await.error(400);
+    assert_eq!(error["param"], "stop_token_ids", "the client's name of it");
     let error = fixture.post("/v1/completions", json!({ "prompt": "x".repeat(CONTEXT) })).await.error(400);
     assert_eq!(error["code"], "context_length_exceeded");
     fixture.post("/v1/completions", json!({ "prompt": [100_000] })).await.error(400);

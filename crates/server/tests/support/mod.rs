@@ -24,7 +24,10 @@ use tower::ServiceExt;
 /// The fixture's positions.
 pub(crate) const CONTEXT: usize = 256;
 
-const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
+/// For conversations with tools: more than the fixture was made for, and its answers are noise anyway.
+pub(crate) const LONG_CONTEXT: usize = 4096;
+
+pub(crate) const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}assistant:{% endif %}";
 
 /// 256 ids: id n is byte n, but for two control tokens (bytes that UTF-8 never uses).
@@ -47,14 +50,15 @@ fn byte_tokenizer() -> Tokenizer {
     Tokenizer::from_vocabulary(vocabulary).unwrap()
 }
 
-fn start(max_waiting: usize) -> Service {
+fn start(context: usize, max_waiting: usize) -> Service {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
     let pool = Pool::new(NonZeroUsize::MIN);
     let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
-    let config = Config::from_dir(&dir).unwrap();
+    let mut config = Config::from_dir(&dir).unwrap();
+    config.context = config.context.max(context);
     let model = Model::load(&Weights::open_dir(&dir).unwrap(), config, &pool, options).unwrap();
     let options =
-        ServiceOptions { kv_bytes: 4 << 20, context: Some(CONTEXT), max_waiting, ..ServiceOptions::default() };
+        ServiceOptions { kv_bytes: 4 << 20, context: Some(context), max_waiting, ..ServiceOptions::default() };
     Service::start(model, byte_tokenizer(), pool, options)
 }
 
@@ -71,8 +75,16 @@ impl Fixture {
     }
 
     pub(crate) fn with(config: ServerConfig, max_waiting: usize) -> Self {
-        let service = start(max_waiting);
-        let template = Some(ChatTemplate::new(TEMPLATE, &BTreeMap::new()).unwrap());
+        Self::with_template(config, start(CONTEXT, max_waiting), TEMPLATE)
+    }
+
+    /// A server for longer conversations, with a template of its own.
+    pub(crate) fn talking(template: &str) -> Self {
+        Self::with_template(ServerConfig::default(), start(LONG_CONTEXT, 64), template)
+    }
+
+    fn with_template(config: ServerConfig, service: Service, template: &str) -> Self {
+        let template = Some(ChatTemplate::new(template, &BTreeMap::new()).unwrap());
         let served = Served { handle: service.handle(), tokenizer: byte_tokenizer(), template };
         Self { router: router(config, served.clone()), served, service }
     }
