@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use engine::batch::Handle;
 use model::chat::ChatTemplate;
 use model::tokenizer::Tokenizer;
@@ -18,7 +18,7 @@ use crate::fields::Fields;
 use crate::grammars::Grammars;
 use crate::metrics::Metrics;
 use crate::serve::Phase;
-use crate::{chat, completions, guard, status, text, ui};
+use crate::{chat, completions, guard, openapi, status, text, ui};
 
 /// What is served: a running engine and the two sides of its text.
 #[derive(Clone)]
@@ -89,20 +89,29 @@ pub fn router(config: ServerConfig, served: Served) -> Router {
     routes(Arc::new(App::new(config, served, phases)))
 }
 
+/// Every address with what answers it.
+pub(crate) fn addresses() -> [(&'static str, MethodRouter<Arc<App>>); 12] {
+    [
+        ("/", get(ui::page)),
+        ("/ui/{name}", get(ui::part)),
+        ("/openapi.json", get(openapi::document)),
+        ("/v1/chat/completions", post(chat::complete)),
+        ("/v1/completions", post(completions::complete)),
+        ("/v1/models", get(status::models)),
+        ("/v1/models/{*name}", get(status::model)),
+        ("/tokenize", post(text::tokenize)),
+        ("/detokenize", post(text::detokenize)),
+        ("/health", get(status::health)),
+        ("/ready", get(status::ready)),
+        ("/metrics", get(status::metrics)),
+    ]
+}
+
 /// The routes of `app`.
 pub(crate) fn routes(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/", get(ui::page))
-        .route("/ui/{name}", get(ui::part))
-        .route("/v1/chat/completions", post(chat::complete))
-        .route("/v1/completions", post(completions::complete))
-        .route("/v1/models", get(status::models))
-        .route("/v1/models/{*name}", get(status::model))
-        .route("/tokenize", post(text::tokenize))
-        .route("/detokenize", post(text::detokenize))
-        .route("/health", get(status::health))
-        .route("/ready", get(status::ready))
-        .route("/metrics", get(status::metrics))
+    addresses()
+        .into_iter()
+        .fold(Router::new(), |router, (path, answer)| router.route(path, answer))
         .fallback(|request: Request| async move { ApiError::no_route(request.uri()) })
         .method_not_allowed_fallback(
             |request: Request| async move { ApiError::no_method(request.method(), request.uri()) },

@@ -18,7 +18,7 @@ use crate::error::ApiError;
 
 /// Fields that clients send and that change nothing in the text: who asks, what is stored, how requests are routed and
 /// billed, what is cached or loaded, hints that make an answer come sooner.
-const WITHOUT_EFFECT: [&str; 16] = [
+pub(crate) const WITHOUT_EFFECT: [&str; 16] = [
     "cache_prompt",
     "id_slot",
     "keep_alive",
@@ -73,6 +73,8 @@ impl Fields {
 
     /// Takes a field of any type.
     pub(crate) fn value(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        taken::note(name);
         self.0.swap_remove(name).filter(|value| !value.is_null())
     }
 
@@ -207,5 +209,28 @@ pub(crate) fn is_off(value: &Value) -> bool {
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
         _ => false,
+    }
+}
+
+/// The names of the fields that were looked for on this thread, to hold the documentation against.
+#[cfg(test)]
+pub(crate) mod taken {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static NAMES: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(super) fn note(name: &str) {
+        NAMES.with_borrow_mut(|names| names.insert(name.to_owned()));
+    }
+
+    pub(crate) fn clear() {
+        NAMES.with_borrow_mut(BTreeSet::clear);
+    }
+
+    pub(crate) fn names() -> BTreeSet<String> {
+        NAMES.with_borrow(BTreeSet::clone)
     }
 }

@@ -22,8 +22,9 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a client.
 const MAX_ID: usize = 128;
 
-/// Routes that tell nothing secret: for probes, which have no key, and the page, which asks its user for one.
-const OPEN: [&str; 4] = ["/", "/ui/{name}", "/health", "/ready"];
+/// Routes that tell nothing secret: for probes, which have no key, the page, which asks its user for one, and those who
+/// want to know what they could ask.
+const OPEN: [&str; 5] = ["/", "/ui/{name}", "/openapi.json", "/health", "/ready"];
 
 /// The request that a handler answers.
 #[derive(Debug, Clone)]

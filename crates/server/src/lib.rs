@@ -19,6 +19,7 @@ mod guard;
 mod logprobs;
 mod messages;
 mod metrics;
+mod openapi;
 mod params;
 mod record;
 mod respond;
@@ -29,6 +30,12 @@ mod status;
 mod text;
 mod tools;
 mod ui;
+
+#[cfg(test)]
+extern crate self as server;
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+mod support;
 
 pub use app::{Served, router};
 pub use config::ServerConfig;

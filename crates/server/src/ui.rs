@@ -3,6 +3,7 @@
 //! The page holds nothing secret and needs no key; what it shows it asks of the API like any other client.
 
 use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::Uri;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
@@ -42,8 +43,9 @@ pub(crate) async fn page() -> Response {
 /// What the page is made of.
 ///
 /// # Errors
-/// 404 for other names.
-pub(crate) async fn part(Path(name): Path<String>, uri: Uri) -> Result<Response, ApiError> {
+/// 404 for other names, 400 for one that is not UTF-8.
+pub(crate) async fn part(name: Result<Path<String>, PathRejection>, uri: Uri) -> Result<Response, ApiError> {
+    let Path(name) = name.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
     let found = FILES.iter().find(|(known, ..)| *known == name);
     found.map(|(_, kind, text)| file(kind, text)).ok_or_else(|| ApiError::no_route(&uri))
 }

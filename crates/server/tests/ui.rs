@@ -37,6 +37,7 @@ async fn the_page_and_its_parts_need_no_key_and_nothing_from_elsewhere() {
 
     assert_eq!(fixture.get("/ui/nothing.js").await.error(404)["code"], "not_found");
     assert_eq!(fixture.get("/ui/..%2Fapp.rs").await.error(404)["code"], "not_found");
+    fixture.get("/ui/%ff").await.error(400);
     fixture.get("/metrics").await.error(401);
 }
 
