@@ -8,7 +8,7 @@ use kv::{OutOfPages, Salt};
 use model::tokenizer::Tokenizer;
 use model::{ForwardError, Model};
 
-use crate::batch::{Batch, BatchOptions, Outcome, RequestId};
+use crate::batch::{Batch, BatchOptions, Outcome, RequestId, Speculation, Stats};
 use crate::params::SamplingParams;
 use crate::request::{CommitError, Delta, FinishReason, Limits, Request, RequestError, Usage};
 use crate::sampler::SampleError;
@@ -82,11 +82,17 @@ impl Engine {
     /// An engine for `model` and its `tokenizer`, computing on `pool`.
     ///
     /// Ids of the model beyond the tokenizer's are padding of the vocabulary and no tokens: they are never sampled.
-    pub fn new(model: Model, tokenizer: Tokenizer, pool: Pool, options: EngineOptions) -> Self {
+    pub fn new(
+        model: Model,
+        tokenizer: Tokenizer,
+        pool: Pool,
+        options: EngineOptions,
+        speculation: Option<Speculation>,
+    ) -> Self {
         let EngineOptions { kv_format, context, prefill_chunk: row_budget } = options;
         // Without a prefix cache: a prompt that is measured twice is to be computed twice.
         let options = BatchOptions { pages: None, kv_format, context, row_budget, max_running: 1, prefix_cache: false };
-        Self { batch: Batch::new(model, tokenizer, pool, options) }
+        Self { batch: Batch::new(model, tokenizer, pool, options, speculation) }
     }
 
     /// The model.
@@ -102,6 +108,11 @@ impl Engine {
     /// What a request may use.
     pub fn limits(&self) -> &Limits {
         &self.batch.limits
+    }
+
+    /// What it is doing and has done.
+    pub fn stats(&self) -> Stats {
+        self.batch.stats()
     }
 
     /// Bytes of the keys and values of `tokens` tokens.
@@ -126,7 +137,10 @@ impl Engine {
         let request = Request::new(prompt, params, 0, &self.batch.limits, &self.batch.tokenizer)?;
         self.batch.add(ONLY, 0, Salt::default(), vec![request]);
         loop {
-            if let Err(error) = self.batch.step() {
+            let start = Instant::now();
+            let stepped = self.batch.step();
+            self.batch.timed(start.elapsed().as_secs_f64());
+            if let Err(error) = stepped {
                 self.batch.abandon(&error.to_string());
                 self.batch.take_outcomes();
                 return Err(error.into());

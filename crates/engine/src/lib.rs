@@ -9,6 +9,7 @@
 //! drafted or not, is committed one by one through the same function.
 
 pub mod batch;
+mod cost;
 mod engine;
 mod grammar;
 mod history;
@@ -21,6 +22,7 @@ mod sampler;
 mod stop;
 mod timings;
 
+pub use cost::{MeasureError, measure_cost};
 pub use engine::{Engine, EngineOptions, GenerateError, Generation};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 pub use history::History;

@@ -113,6 +113,8 @@ pub struct Delta {
     pub logprob: Option<f32>,
     /// The likeliest tokens and their log-probabilities, if asked for.
     pub top: Vec<(u32, f32)>,
+    /// Whether the token had been drafted.
+    pub drafted: bool,
 }
 
 /// The outcome of a commit.
@@ -133,6 +135,10 @@ pub struct Usage {
     pub output_tokens: usize,
     /// Tokens of the prompt that the prefix cache spared the computation of.
     pub cached_tokens: usize,
+    /// Drafts that were checked.
+    pub drafted_tokens: usize,
+    /// Drafts that were committed.
+    pub accepted_tokens: usize,
 }
 
 /// One choice of one request, from its prompt to its end.
@@ -145,6 +151,8 @@ pub struct Request {
     grammar: Option<GrammarState>,
     context: usize,
     cached_tokens: usize,
+    drafted_tokens: usize,
+    accepted_tokens: usize,
     finish: Option<FinishReason>,
 }
 
@@ -179,6 +187,8 @@ impl Request {
             sampler: Sampler::new(params, eos, choice),
             context,
             cached_tokens: 0,
+            drafted_tokens: 0,
+            accepted_tokens: 0,
             finish: None,
         })
     }
@@ -206,12 +216,26 @@ impl Request {
     /// Tokens so far.
     pub fn usage(&self) -> Usage {
         let output_tokens = self.outputs().len();
-        Usage { prompt_tokens: self.tokens().len() - output_tokens, output_tokens, cached_tokens: self.cached_tokens }
+        let Self { cached_tokens, drafted_tokens, accepted_tokens, .. } = *self;
+        let prompt_tokens = self.tokens().len() - output_tokens;
+        Usage { prompt_tokens, output_tokens, cached_tokens, drafted_tokens, accepted_tokens }
     }
 
     /// Notes how much of the prompt was found in the prefix cache; it shows in the usage and nowhere else.
     pub(crate) fn set_cached_tokens(&mut self, tokens: usize) {
         self.cached_tokens = tokens;
+    }
+
+    /// Notes that `accepted` of `drafted` drafts were committed; it shows in the usage and nowhere else.
+    pub(crate) fn count_drafts(&mut self, drafted: usize, accepted: usize) {
+        self.drafted_tokens += drafted;
+        self.accepted_tokens += accepted;
+    }
+
+    /// Tokens that may still be committed.
+    pub fn remaining(&self) -> usize {
+        let left = self.sampler.params().max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.outputs().len()));
+        left.min(self.context.saturating_sub(self.tokens().len()))
     }
 
     /// Why the request ended, if it has.
@@ -272,7 +296,7 @@ impl Request {
         if self.finish.is_some() && !released.stopped {
             released.text.push_str(&self.stops.finish());
         }
-        Ok(Committed { delta: Delta { token, text: released.text, logprob, top }, finish: self.finish })
+        Ok(Committed { delta: Delta { token, text: released.text, logprob, top, drafted: false }, finish: self.finish })
     }
 
     /// Whether the token ends the output because the grammar is at its end: it was then chosen for want of any other.
@@ -298,7 +322,6 @@ impl Request {
 
     /// Whether no further token is allowed.
     fn is_full(&self) -> bool {
-        let used_up = self.sampler.params().max_tokens.is_some_and(|max| self.outputs().len() >= max);
-        used_up || self.tokens().len() >= self.context
+        self.remaining() == 0
     }
 }

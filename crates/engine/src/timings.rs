@@ -73,7 +73,8 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut stopwatch = Stopwatch::start(start);
         [50, 60, 80].into_iter().for_each(|ms| stopwatch.token(at(ms)));
-        let timings = stopwatch.timings(Usage { prompt_tokens: 100, output_tokens: 3, cached_tokens: 0 });
+        let timings =
+            stopwatch.timings(Usage { prompt_tokens: 100, output_tokens: 3, cached_tokens: 0, ..Usage::default() });
         assert_eq!((timings.first_token, timings.decode), (Duration::from_millis(50), Duration::from_millis(30)));
         assert_eq!(timings.prompt_rate(), Some(2000.0));
         assert!((timings.decode_rate().unwrap() - 2.0 / 0.03).abs() < 1e-9);
@@ -84,7 +85,8 @@ mod tests {
         let start = Instant::now();
         let mut stopwatch = Stopwatch::start(start);
         stopwatch.token(start + Duration::from_millis(5));
-        let timings = stopwatch.timings(Usage { prompt_tokens: 1, output_tokens: 1, cached_tokens: 0 });
+        let timings =
+            stopwatch.timings(Usage { prompt_tokens: 1, output_tokens: 1, cached_tokens: 0, ..Usage::default() });
         assert_eq!(timings.decode_rate(), None);
     }
 }

@@ -20,7 +20,7 @@ const PROMPT: [u32; 40] = {
 
 fn engine(options: EngineOptions, threads: usize) -> Engine {
     let (model, pool) = tiny_llama(threads);
-    Engine::new(model, byte_tokenizer(), pool, options)
+    Engine::new(model, byte_tokenizer(), pool, options, None)
 }
 
 fn sampled(max_tokens: usize) -> SamplingParams {

@@ -50,7 +50,7 @@ fn eos_ends_the_request_counts_and_has_no_text() {
         let mut request = request(SamplingParams { skip_special_tokens, ..Default::default() });
         let (texts, finish) = run(&mut request, &with_eos("ok"));
         assert_eq!((texts.concat().as_str(), finish), ("ok", Some(FinishReason::Stop)));
-        assert_eq!(request.usage(), Usage { prompt_tokens: 2, output_tokens: 3, cached_tokens: 0 });
+        assert_eq!(request.usage(), Usage { prompt_tokens: 2, output_tokens: 3, cached_tokens: 0, ..Usage::default() });
         assert!(matches!(
             request.commit(Sampled { token: 5, logprob: None, top: vec![] }),
             Err(CommitError::Ended { token: 5 })

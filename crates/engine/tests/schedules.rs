@@ -1,5 +1,6 @@
 //! The promise: what a request answers does not depend on the schedule. The same requests alone, together, in any order
-//! of arrival, with too few pages, in any chunks, with and without the prefix cache, on one thread and on two.
+//! of arrival, with too few pages, in any chunks, with and without the prefix cache, on one thread and on two, and with
+//! drafts of any quality.
 
 mod common;
 
@@ -7,10 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::mpsc;
 
 use common::{byte_tokenizer, tiny_llama};
-use engine::batch::{Event, Service, ServiceOptions, Stats, Submission};
+use draft::{Ask, DraftError, Drafter, Key, Silence};
+use engine::batch::{Event, Service, ServiceOptions, Speculation, Stats, Submission};
 use engine::{FinishReason, GrammarCompiler, GrammarSource, SamplingParams};
 use kernels::{KvFormat, PAGE};
 use proptest::prelude::*;
+use spec::{CostCurve, Proposal};
 
 const CONTEXT: usize = 320;
 
@@ -44,6 +47,73 @@ struct Schedule {
     order: Vec<usize>,
     /// Another one arrives after so many events; 0: all at once.
     pace: usize,
+    /// Drafts are proposed, of this quality.
+    drafts: Option<Quality>,
+}
+
+/// How good the drafts of [`Foresight`] are.
+#[derive(Debug, Clone, Copy)]
+struct Quality {
+    /// One draft in so many is wrong.
+    wrong: u64,
+    /// Each draft gets so many siblings, which are wrong unless it is itself.
+    siblings: u32,
+    seed: u64,
+}
+
+/// A drafter that knows the answers, and spoils them.
+struct Foresight {
+    texts: Vec<Vec<u32>>,
+    quality: Quality,
+    calls: u64,
+}
+
+impl Foresight {
+    fn new(requests: &[Submission], answers: &Answers, quality: Quality) -> Self {
+        let text = |(&(request, _), answer): (&(usize, u32), &Answer)| {
+            let outputs = answer.tokens.iter().map(|token| token.token);
+            requests[request].prompt.iter().copied().chain(outputs).collect()
+        };
+        Self { texts: answers.iter().map(text).collect(), quality, calls: 0 }
+    }
+
+    /// A number that looks random.
+    fn roll(&mut self) -> u64 {
+        self.calls += 1;
+        let mixed = (self.calls ^ self.quality.seed << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32
+    }
+
+    fn tree(&mut self, ask: &Ask<'_>) -> Proposal {
+        let known = self.texts.iter().find(|text| text.len() > ask.tokens.len() && text.starts_with(ask.tokens));
+        let next: Vec<u32> = known.map_or(vec![65; 6], |text| text[ask.tokens.len()..].to_vec());
+        let mut proposal = Proposal::new(ask.anchor());
+        let (mut parent, depth) = (0, self.roll() as usize % 9);
+        for &token in next.iter().take(ask.max_drafts.min(depth)) {
+            let wrong = self.roll().is_multiple_of(self.quality.wrong);
+            let token = if wrong { (token + 1) % 250 } else { token };
+            let before = self.roll().is_multiple_of(2);
+            let mut nodes = Vec::new();
+            let siblings = (0..self.quality.siblings).map(|i| (token + 7 * (i + 1)) % 250);
+            for token in siblings.clone().filter(|_| before).chain([token]).chain(siblings.filter(|_| !before)) {
+                nodes.push((proposal.add_point(parent, token, 0.999).unwrap(), token));
+            }
+            parent = nodes.iter().find(|node| node.1 == token).unwrap().0;
+        }
+        proposal
+    }
+}
+
+impl Drafter for Foresight {
+    fn name(&self) -> &'static str {
+        "foresight"
+    }
+
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        Ok(asks.iter().map(|ask| Ok(self.tree(ask))).collect())
+    }
+
+    fn finished(&mut self, _: Key, _: &[u32], _: usize) {}
 }
 
 const REQUESTS: usize = 40;
@@ -84,13 +154,18 @@ fn requests() -> Vec<Submission> {
     lengths.iter().enumerate().map(request).collect()
 }
 
-fn run(requests: &[Submission], schedule: &Schedule) -> (Answers, Stats) {
+fn run(requests: &[Submission], schedule: &Schedule, known: &Answers) -> (Answers, Stats) {
     let (model, pool) = tiny_llama(schedule.threads);
     let kv_bytes = schedule.pages * model.kv_layout(KvFormat::F16).bytes_per_page();
     let Schedule { row_budget, max_running, prefix_cache, .. } = *schedule;
     let context = Some(CONTEXT);
     let options = ServiceOptions { kv_bytes, context, row_budget, max_running, prefix_cache, ..Default::default() };
-    let service = Service::start(model, byte_tokenizer(), pool, options);
+    let speculation = schedule.drafts.map(|quality| Speculation {
+        drafter: Box::new(Foresight::new(requests, known, quality)),
+        max_drafts: 8,
+        curve: free_rows(),
+    });
+    let service = Service::start(model, byte_tokenizer(), pool, options, speculation);
     let handle = service.handle();
     let (events, inbox) = mpsc::channel();
     let mut arrivals = schedule.order.iter();
@@ -143,17 +218,26 @@ fn note(answers: &mut Answers, index: usize, event: Event) -> bool {
 
 fn all_at_once(requests: &[Submission]) -> Schedule {
     let order = (0..requests.len()).collect();
-    Schedule { pages: 900, row_budget: 512, max_running: 64, prefix_cache: false, threads: 1, order, pace: 0 }
+    Schedule {
+        pages: 900,
+        row_budget: 512,
+        max_running: 64,
+        prefix_cache: false,
+        threads: 1,
+        order,
+        pace: 0,
+        drafts: None,
+    }
 }
 
 /// Each request in a service of its own.
 fn alone(requests: &[Submission]) -> Answers {
     let schedule = |index| Schedule { order: vec![index], ..all_at_once(requests) };
-    (0..requests.len()).flat_map(|index| run(requests, &schedule(index)).0).collect()
+    (0..requests.len()).flat_map(|index| run(requests, &schedule(index), &Answers::new()).0).collect()
 }
 
 fn check(requests: &[Submission], want: &Answers, schedule: &Schedule) -> Stats {
-    let (answers, stats) = run(requests, schedule);
+    let (answers, stats) = run(requests, schedule, want);
     for (key, answer) in want {
         assert_eq!(answers.get(key), Some(answer), "request and choice {key:?} with {schedule:?}");
     }
@@ -199,6 +283,31 @@ fn no_schedule_changes_an_answer() {
     }
 }
 
+/// Steps cost the same whatever their rows: every draft is checked.
+fn free_rows() -> CostCurve {
+    CostCurve::new(&[1, 2], &[0], &[1.0, 1.000_001]).unwrap()
+}
+
+#[test]
+fn no_draft_changes_an_answer() {
+    let requests = requests();
+    let want = alone(&requests);
+    let base = all_at_once(&requests);
+    for (wrong, siblings) in [(1, 0), (1_000_000, 0), (4, 0), (3, 2), (1, 3)] {
+        for (prefix_cache, threads, row_budget) in [(false, 1, 512), (true, 2, 16)] {
+            let drafts = Some(Quality { wrong, siblings, seed: wrong + u64::from(siblings) });
+            let schedule = Schedule { drafts, prefix_cache, threads, row_budget, ..base.clone() };
+            let stats = check(&requests, &want, &schedule);
+            assert!(stats.drafts.checked > 500, "drafts were checked: {stats:?}");
+            assert_eq!(stats.drafts.accepted > 500, wrong > 1, "good drafts were accepted: {stats:?}");
+        }
+    }
+    let drafts = Some(Quality { wrong: 5, siblings: 1, seed: 9 });
+    let scarce = Schedule { pages: CONTEXT / PAGE + 4, max_running: 12, pace: 3, drafts, ..base };
+    let stats = check(&requests, &want, &scarce);
+    assert!(stats.preemptions > 0, "too many pages to test preemption: {stats:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
     #[test]
@@ -210,10 +319,13 @@ proptest! {
         threads in 1usize..=2,
         order in Just((0..REQUESTS).collect::<Vec<usize>>()).prop_shuffle(),
         pace in 0usize..40,
+        drafts in prop::option::of((1u64..9, 0u32..3, any::<u32>())),
     ) {
         static WANT: std::sync::OnceLock<Answers> = std::sync::OnceLock::new();
         let requests = requests();
         let want = WANT.get_or_init(|| alone(&requests));
-        check(&requests, want, &Schedule { pages, row_budget, max_running, prefix_cache, threads, order, pace });
+        let quality = |(wrong, siblings, seed)| Quality { wrong, siblings, seed: u64::from(seed) };
+        let drafts = drafts.map(quality);
+        check(&requests, want, &Schedule { pages, row_budget, max_running, prefix_cache, threads, order, pace, drafts });
     }
 }

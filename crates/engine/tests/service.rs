@@ -11,7 +11,7 @@ use kernels::{KvFormat, PAGE};
 
 fn service(options: ServiceOptions) -> Service {
     let (model, pool) = tiny_llama(1);
-    Service::start(model, byte_tokenizer(), pool, options)
+    Service::start(model, byte_tokenizer(), pool, options, None)
 }
 
 /// A request of `prompt` tokens that goes on for `outputs`, or to the end of the context.
@@ -77,7 +77,7 @@ fn a_cancelled_request_ends_before_the_next_step_and_its_pages_are_free() {
     });
     name.send(handle.submit(request(60, None), cancel).unwrap()).unwrap();
     let events: Vec<Event> = inbox.into_iter().collect();
-    let usage = Usage { prompt_tokens: 60, output_tokens: 5, cached_tokens: 0 };
+    let usage = Usage { prompt_tokens: 60, output_tokens: 5, cached_tokens: 0, ..Usage::default() };
     assert_eq!(events.len(), 6);
     assert_eq!(events[5], Event::Finished { choice: 0, reason: FinishReason::Cancelled, usage });
     assert_eq!(handle.stats().kv_pages_used, 0);

@@ -68,7 +68,7 @@ impl Session {
         }
         let options = EngineOptions { kv_format, context: args.context, ..EngineOptions::default() };
         let messages = args.system.iter().map(|text| json!({ "role": "system", "content": text })).collect();
-        Ok(Self { engine: Engine::new(model, tokenizer, pool, options), template, messages, params })
+        Ok(Self { engine: Engine::new(model, tokenizer, pool, options, None), template, messages, params })
     }
 
     /// Answers `text` as the next turn and keeps both for the turns that follow.

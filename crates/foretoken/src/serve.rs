@@ -201,7 +201,7 @@ impl BatchArgs {
             max_waiting: self.max_waiting,
             prefix_cache: !self.no_prefix_cache,
         };
-        let service = Service::start(model, tokenizer.clone(), pool, options);
+        let service = Service::start(model, tokenizer.clone(), pool, options, None);
         let handle = service.handle();
         tracing::info!(
             context = handle.limits().context,

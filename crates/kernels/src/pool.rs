@@ -172,8 +172,11 @@ impl Pool {
     pub fn for_each_mut<T: Send>(&self, items: &mut [T], each: impl Fn(usize, &mut T) + Sync) {
         let n = items.len();
         let items = Disjoint::new(items);
-        // SAFETY: each item is handed out once.
-        self.for_each(n, |index| unsafe { items.slice(index..index + 1) }.iter_mut().for_each(|item| each(index, item)));
+        self.for_each(n, |index| {
+            // SAFETY: each item is handed out once.
+            let item = unsafe { items.slice(index..index + 1) };
+            item.iter_mut().for_each(|item| each(index, item));
+        });
     }
 
     /// Calls `each(row, left, right)` for every row of two matrices of `rows` rows, in one region.

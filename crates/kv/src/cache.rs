@@ -176,6 +176,16 @@ impl KvCache {
         }
     }
 
+    /// Keeps, of the positions from `start` on, those at the distances `kept` from it, ascending, and moves them together:
+    /// the accepted path of a tree of drafts. The other positions are truncated.
+    pub fn keep(&mut self, sequence: &mut Sequence, start: usize, kept: &[usize]) {
+        for (to, &from) in kept.iter().enumerate().filter(|(to, from)| to != *from) {
+            let (from, to) = (sequence.slot(start + from), sequence.slot(start + to));
+            self.layers.iter_mut().for_each(|layer| layer.copy_slot(from, to));
+        }
+        self.truncate(sequence, start + kept.len());
+    }
+
     /// Takes all pages of a sequence that has ended. Those that are remembered stay findable until they are evicted.
     pub fn free(&mut self, mut sequence: Sequence) {
         self.truncate(&mut sequence, 0);

@@ -71,6 +71,11 @@ impl Proposal {
         &self.tree
     }
 
+    /// The same drafts with other confidences; what is not in [0, 1] counts as the nearer end, NaN as 0.
+    pub fn with_confidences(&self, confidence: impl Fn(usize) -> f64) -> Proposal {
+        Proposal { tree: self.tree.with_confidences(confidence), groups: self.groups.clone() }
+    }
+
     /// Adds a draft that was not chosen by chance. Returns its node.
     ///
     /// # Errors

@@ -89,6 +89,12 @@ impl Tree {
         Tree::from_parents(anchor, &parents, tokens, confidences)
     }
 
+    /// The same drafts with other confidences.
+    pub(crate) fn with_confidences(&self, confidence: impl Fn(usize) -> f64) -> Tree {
+        let drafts = (1..self.len()).map(|node| confidence(node).clamp(0.0, 1.0).max(0.0));
+        Tree { confidences: std::iter::once(1.0).chain(drafts).collect(), ..self.clone() }
+    }
+
     /// The child of `parent` that has `token`, which is added if there is none. One that was there keeps the greater of
     /// the two confidences: two drafters agree on it.
     ///

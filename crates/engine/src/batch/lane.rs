@@ -5,16 +5,60 @@ use std::cmp::Reverse;
 use kernels::PAGE;
 use kv::{KvCache, Salt, Sequence};
 use model::{Logits, Segment, Visibility};
+use spec::{Accepted, Proposal};
 
 use super::plan::Demand;
 use super::{Outcome, RequestId};
-use crate::request::Request;
+use crate::engine::GenerateError;
+use crate::process::Scratch;
+use crate::request::{Committed, Request};
 
 /// One choice of a request.
 pub(super) struct Choice {
     /// Which of the request's n.
     pub(super) index: u32,
     pub(super) request: Request,
+}
+
+/// The part of a proposal that a step checks.
+pub(super) struct Checked {
+    pub(super) proposal: Proposal,
+    /// Which node of the whole proposal each of its nodes is.
+    pub(super) proposed: Vec<usize>,
+}
+
+impl Choice {
+    /// Samples the next token from `logits` `[vocab]`, commits it and notes what came of it. Answers the token, or `None`
+    /// if the choice had ended or ends without one. `is_draft` says whether a token was drafted.
+    pub(super) fn next(
+        &mut self,
+        logits: &[f32],
+        scratch: &mut Scratch,
+        is_draft: impl Fn(u32) -> bool,
+        outcomes: &mut Vec<(u32, Outcome)>,
+    ) -> Option<u32> {
+        if self.request.finish().is_some() {
+            return None;
+        }
+        let outputs = self.request.outputs().len();
+        let sampled = self.request.sample(logits, scratch);
+        let sampled = sampled.map_err(|source| GenerateError::Sample { outputs, source });
+        match sampled.and_then(|sampled| Ok(self.request.commit(sampled)?)) {
+            Ok(Committed { mut delta, finish }) => {
+                let token = delta.token;
+                delta.drafted = is_draft(token);
+                outcomes.push((self.index, Outcome::Token(delta)));
+                if let Some(reason) = finish {
+                    outcomes.push((self.index, Outcome::Finished(reason, self.request.usage())));
+                }
+                Some(token)
+            }
+            Err(error) => {
+                outcomes.push((self.index, Outcome::Failed(error)));
+                None
+            }
+        }
+    }
 }
 
 /// One sequence in the cache and the choices that have exactly its tokens: all n of a request until its prompt is
@@ -28,9 +72,13 @@ pub(super) struct Lane {
     pub(super) sequence: Sequence,
     /// Tokens whose keys and values are in the cache: the next forward starts there.
     pub(super) computed: usize,
-    /// Tokens that this step computes.
+    /// Committed tokens that this step computes.
     pub(super) rows: usize,
-    /// Which of the step's rows of logits is this lane's, if it has one.
+    /// What this step checks beyond them. Only a lane that decodes has drafts; its anchor is its one committed row.
+    pub(super) checked: Option<Checked>,
+    /// What stands of it.
+    pub(super) accepted: Accepted,
+    /// The first of the step's rows of logits that are this lane's, if it has any: one, and one for each draft.
     pub(super) logits_row: Option<usize>,
     /// What came of the choices in this step.
     pub(super) outcomes: Vec<(u32, Outcome)>,
@@ -50,6 +98,8 @@ impl Lane {
             sequence,
             computed: 0,
             rows: 0,
+            checked: None,
+            accepted: Accepted { path: Vec::new(), next: None },
             logits_row: None,
             outcomes: Vec::new(),
             has_run: false,
@@ -60,8 +110,16 @@ impl Lane {
     pub(super) fn split(&mut self, sequence: Sequence) -> Lane {
         let choices = self.choices.pop().into_iter().collect();
         let Lane { id, priority, computed, rows, logits_row, has_run, .. } = *self;
-        let (salt, outcomes) = (self.salt.clone(), Vec::new());
-        Lane { id, priority, salt, choices, sequence, computed, rows, logits_row, outcomes, has_run }
+        let requests = Vec::new();
+        Lane {
+            choices,
+            sequence,
+            computed,
+            rows,
+            logits_row,
+            has_run,
+            ..Lane::new(id, priority, self.salt.clone(), requests)
+        }
     }
 
     /// Who is served first: high priority, then early arrival.
@@ -94,8 +152,27 @@ impl Lane {
         }
     }
 
+    /// Keeps the keys and values of the accepted drafts, right after the anchor's.
+    pub(super) fn keep(&mut self, cache: &mut KvCache) {
+        let anchor = self.computed - 1;
+        let kept: Vec<usize> = std::iter::once(0).chain(self.accepted.path.iter().copied()).collect();
+        cache.keep(&mut self.sequence, anchor, &kept);
+        self.computed = anchor + kept.len();
+    }
+
+    /// Drafts that this step checks.
+    pub(super) fn drafts(&self) -> usize {
+        self.checked.as_ref().map_or(0, |checked| checked.proposal.tree().drafts())
+    }
+
     /// The step's rows of this lane; its sequence has room for them.
     pub(super) fn segment(&self) -> Segment<'_> {
+        if let Some(Checked { proposal, .. }) = &self.checked {
+            let tree = proposal.tree();
+            let visibility = Visibility::Tree { parents: tree.parents() };
+            let (start, tokens) = (self.computed, tree.tokens());
+            return Segment { sequence: &self.sequence, start, tokens, visibility, logits: Logits::All };
+        }
         let tokens = self.tokens();
         let end = self.computed + self.rows;
         Segment {

@@ -11,9 +11,11 @@
 mod lane;
 mod plan;
 mod service;
+mod speculate;
 mod step;
 
 pub use service::{Handle, Service, Sink};
+pub use speculate::{DRAFT_POSITIONS, DraftCounts, Speculation};
 pub(crate) use step::{Batch, BatchOptions, Outcome};
 
 use kernels::KvFormat;
@@ -138,6 +140,8 @@ pub struct Stats {
     pub generated_tokens: u64,
     /// Prompt tokens that were found in the cache.
     pub cached_prompt_tokens: u64,
+    /// What became of drafts.
+    pub drafts: DraftCounts,
     /// Times that a request lost its pages to an older one.
     pub preemptions: u64,
     /// Steps.

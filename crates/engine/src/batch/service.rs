@@ -13,7 +13,9 @@ use kv::Salt;
 use model::Model;
 use model::tokenizer::Tokenizer;
 
-use super::{Batch, BatchOptions, Event, Outcome, RequestId, ServiceOptions, Stats, Submission, SubmitError};
+use super::{
+    Batch, BatchOptions, Event, Outcome, RequestId, ServiceOptions, Speculation, Stats, Submission, SubmitError,
+};
 use crate::request::{Limits, Request, RequestError};
 
 /// Where the events of a request go. It is called on the engine's thread, between two steps: it must not block. One that
@@ -78,13 +80,19 @@ impl Service {
     ///
     /// # Panics
     /// When the system has no thread left.
-    pub fn start(model: Model, tokenizer: Tokenizer, pool: Pool, options: ServiceOptions) -> Service {
+    pub fn start(
+        model: Model,
+        tokenizer: Tokenizer,
+        pool: Pool,
+        options: ServiceOptions,
+        speculation: Option<Speculation>,
+    ) -> Service {
         let ServiceOptions { kv_bytes, kv_format, context, row_budget, max_running, max_waiting, prefix_cache } =
             options;
         let pages = (kv_bytes / model.kv_layout(kv_format).bytes_per_page()).min(u32::MAX as usize);
         let max_running = max_running.max(1);
         let options = BatchOptions { pages: Some(pages), kv_format, context, row_budget, max_running, prefix_cache };
-        let batch = Batch::new(model, tokenizer.clone(), pool, options);
+        let batch = Batch::new(model, tokenizer.clone(), pool, options, speculation);
         let gate = Mutex::new(Gate { open: true, next: 0, queued: 0, stats: batch.stats() });
         let limits = batch.limits.clone();
         let shared = Arc::new(Shared { limits, tokenizer, max_running, max_waiting: max_waiting.max(1), gate });
@@ -201,7 +209,9 @@ impl Runner {
         while self.listen() {
             let start = Instant::now();
             self.guarded(Batch::step);
-            self.step_time += start.elapsed();
+            let elapsed = start.elapsed();
+            self.batch.timed(elapsed.as_secs_f64());
+            self.step_time += elapsed;
             self.publish(0);
             self.emit();
         }
@@ -340,7 +350,7 @@ mod tests {
             max_running: 2,
             prefix_cache: true,
         };
-        let batch = Batch::new(model, tokenizer.clone(), pool, options);
+        let batch = Batch::new(model, tokenizer.clone(), pool, options, None);
         let gate = Mutex::new(Gate { open: true, next: 0, queued: 0, stats: batch.stats() });
         let limits = batch.limits.clone();
         let shared = Arc::new(Shared { limits, tokenizer, max_running: 2, max_waiting: 5, gate });

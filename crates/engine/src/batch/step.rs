@@ -3,6 +3,7 @@
 //! Each stage is a method and hands its result to the next one; nothing flows backwards. Nothing here blocks, reads a
 //! clock or knows who is waiting for the outcome.
 
+use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 
 use kernels::{KvFormat, PAGE, Pool};
@@ -10,12 +11,13 @@ use kv::{KvCache, Salt, Sequence};
 use model::tokenizer::Tokenizer;
 use model::{ForwardError, Model, Segment, Workspace};
 
-use super::lane::Lane;
+use super::lane::{Choice, Lane};
 use super::plan::{self, Demand, Room};
+use super::speculate::{Speculation, Speculator};
 use super::{RequestId, Stats};
 use crate::engine::GenerateError;
 use crate::process::Scratch;
-use crate::request::{Committed, Delta, FinishReason, Limits, Request, Usage};
+use crate::request::{Delta, FinishReason, Limits, Request, Usage};
 
 /// How a batch is set up. See [`ServiceOptions`](super::ServiceOptions).
 #[derive(Debug, Clone, Copy)]
@@ -49,18 +51,28 @@ pub(crate) struct Batch {
     row_budget: usize,
     max_running: usize,
     prefix_cache: bool,
+    /// What drafts for the requests; `None`: nobody does.
+    speculator: Option<Speculator>,
     /// In the order in which they are served.
     running: Vec<Lane>,
     /// In the order in which they begin. They hold no pages.
     waiting: Vec<Lane>,
     outcomes: Vec<(RequestId, u32, Outcome)>,
+    /// Rows of the newest step, and the tokens before them on average.
+    newest: (usize, usize),
     /// The counters; what can be seen from the lanes is filled in by [`Batch::stats`].
     counters: Stats,
 }
 
 impl Batch {
     /// Ids of the model beyond the tokenizer's are padding of the vocabulary and no tokens: they are never sampled.
-    pub(crate) fn new(model: Model, tokenizer: Tokenizer, pool: Pool, options: BatchOptions) -> Batch {
+    pub(crate) fn new(
+        model: Model,
+        tokenizer: Tokenizer,
+        pool: Pool,
+        options: BatchOptions,
+        speculation: Option<Speculation>,
+    ) -> Batch {
         let config = model.config();
         let context = options.context.map_or(config.context, |context| context.min(config.context));
         let pages = options.pages.unwrap_or(context.div_ceil(PAGE)).max(1);
@@ -81,9 +93,11 @@ impl Batch {
             row_budget: options.row_budget.max(1),
             max_running: options.max_running.max(1),
             prefix_cache: options.prefix_cache,
+            speculator: speculation.map(Speculator::new),
             running: Vec::new(),
             waiting: Vec::new(),
             outcomes: Vec::new(),
+            newest: (0, 0),
             counters: Stats::default(),
         }
     }
@@ -96,11 +110,12 @@ impl Batch {
     /// Ends what is left of a request, and frees its pages.
     pub(crate) fn cancel(&mut self, id: RequestId) {
         for lane in self.running.iter_mut().chain(&mut self.waiting).filter(|lane| lane.id == id) {
-            for mut choice in lane.choices.drain(..) {
+            for choice in &mut lane.choices {
                 choice.request.cancel();
                 let outcome = Outcome::Finished(FinishReason::Cancelled, choice.request.usage());
                 self.outcomes.push((id, choice.index, outcome));
             }
+            forget(lane, &mut self.speculator, |_| true);
         }
         self.waiting.retain(|lane| !lane.choices.is_empty());
         self.sweep();
@@ -116,7 +131,7 @@ impl Batch {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// One step of every request that can take part.
+    /// One step of every request that can take part: plan, propose, admit, forward, verify, commit.
     ///
     /// # Errors
     /// When the model refuses the rows, which no request that was let in can bring about; no request that runs can go
@@ -124,15 +139,29 @@ impl Batch {
     pub(crate) fn step(&mut self) -> Result<(), ForwardError> {
         self.admit();
         self.plan();
+        if let Some(speculator) = &mut self.speculator {
+            speculator.propose(&mut self.running);
+        }
         self.reserve();
-        let rows: usize = self.running.iter().map(|lane| lane.rows).sum();
+        let rows: usize = self.running.iter().map(|lane| lane.rows + lane.drafts()).sum();
+        self.newest = (rows, context(&self.running));
         if rows > 0 {
             self.compute()?;
+            self.settle();
+            self.collect();
             self.sweep();
             self.counters.steps += 1;
             self.counters.rows += rows as u64;
         }
         Ok(())
+    }
+
+    /// Says how long the newest step took, which teaches admission what rows cost.
+    pub(crate) fn timed(&mut self, seconds: f64) {
+        let (rows, context) = self.newest;
+        if let (1.., Some(speculator)) = (rows, &mut self.speculator) {
+            speculator.timed(rows, context, seconds);
+        }
     }
 
     /// Computes the planned rows in one ragged batch, and commits a token to every lane that is then up to date.
@@ -146,10 +175,25 @@ impl Batch {
         let (width, vocab, scratch) = (self.model.config().vocab, self.limits.vocab, &self.scratch);
         pool.for_each_mut(running, |_, lane| {
             let Some(row) = lane.logits_row.take() else { return };
-            scratch.with(|scratch| commit(lane, &output.logits[row * width..][..vocab], scratch));
+            let logits = |node: usize| &output.logits[(row + node) * width..][..vocab];
+            scratch.with(|scratch| commit(lane, logits, scratch));
         });
-        self.collect();
         Ok(())
+    }
+
+    /// Keeps, of the drafts' keys and values, those of accepted ones.
+    fn settle(&mut self) {
+        let Some(speculator) = &mut self.speculator else { return };
+        for lane in self.running.iter_mut() {
+            let Some(checked) = lane.checked.take() else { continue };
+            let before = lane.computed;
+            lane.keep(&mut self.cache);
+            if self.prefix_cache && before / PAGE < lane.computed / PAGE {
+                lane.remember(&mut self.cache);
+            }
+            self.counters.drafts.note(checked.proposal.tree(), &lane.accepted);
+            speculator.observe(lane, &checked);
+        }
     }
 
     /// Takes what came of the lanes, in their order.
@@ -158,6 +202,7 @@ impl Batch {
             let is_token = |(_, outcome): &&(u32, Outcome)| matches!(outcome, Outcome::Token(_));
             self.counters.generated_tokens += lane.outcomes.iter().filter(is_token).count() as u64;
             self.outcomes.extend(lane.outcomes.drain(..).map(|(choice, outcome)| (lane.id, choice, outcome)));
+            forget(lane, &mut self.speculator, |choice| choice.request.finish().is_some());
         }
     }
 
@@ -217,10 +262,15 @@ impl Batch {
         while let Some(lane) = self.running.get_mut(index) {
             let reserved = match lane.rows {
                 0 => Ok(()),
-                rows => self.cache.reserve(&mut lane.sequence, lane.computed + rows),
+                rows => {
+                    let len = lane.computed + rows + lane.drafts();
+                    self.cache.reserve(&mut lane.sequence, len)
+                }
             };
             match reserved {
                 Ok(()) => index += 1,
+                // Nobody loses a page for a guess.
+                Err(_) if lane.checked.take().is_some() => {}
                 Err(_) if self.running.len() > 1 => self.preempt_youngest(),
                 Err(error) => {
                     self.fail_all(|| error.into());
@@ -235,7 +285,7 @@ impl Batch {
     fn preempt_youngest(&mut self) {
         let Some(mut lane) = self.running.pop() else { return };
         self.cache.free(std::mem::take(&mut lane.sequence));
-        (lane.computed, lane.rows) = (0, 0);
+        (lane.computed, lane.rows, lane.checked) = (0, 0, None);
         self.counters.preemptions += 1;
         insert(&mut self.waiting, lane);
     }
@@ -255,8 +305,9 @@ impl Batch {
     fn fail_all(&mut self, error: impl Fn() -> GenerateError) {
         for lane in &mut self.running {
             let id = lane.id;
-            let failed = lane.choices.drain(..).map(|choice| (id, choice.index, Outcome::Failed(error())));
+            let failed = lane.choices.iter().map(|choice| (id, choice.index, Outcome::Failed(error())));
             self.outcomes.extend(failed);
+            forget(lane, &mut self.speculator, |_| true);
         }
     }
 
@@ -284,6 +335,11 @@ impl Batch {
     }
 }
 
+/// Tokens that the running lanes have before their rows, on average.
+pub(super) fn context(running: &[Lane]) -> usize {
+    running.iter().map(|lane| lane.computed).sum::<usize>() / running.len().max(1)
+}
+
 /// Notes that the planned rows are in the cache, and makes the pages that they filled findable.
 fn advance(running: &mut [Lane], cache: &mut KvCache, prefix_cache: bool) {
     let mut logits_rows = 0;
@@ -292,7 +348,7 @@ fn advance(running: &mut [Lane], cache: &mut KvCache, prefix_cache: bool) {
         lane.computed = after;
         let complete = lane.rows > 0 && after == lane.tokens().len();
         lane.logits_row = complete.then_some(logits_rows);
-        logits_rows += usize::from(complete);
+        logits_rows += if complete { 1 + lane.drafts() } else { 0 };
         if prefix_cache && before / PAGE < after / PAGE {
             lane.remember(cache);
         }
@@ -313,27 +369,36 @@ fn split(running: &mut Vec<Lane>, cache: &mut KvCache) {
     }
 }
 
-/// Samples the next token from `logits` `[vocab]` and commits it. A choice that ends with it leaves the lane.
-fn commit(lane: &mut Lane, logits: &[f32], scratch: &mut Scratch) {
-    let Lane { choices, outcomes, .. } = lane;
-    choices.retain_mut(|choice| {
-        let mut tell = |outcome| outcomes.push((choice.index, outcome));
-        let outputs = choice.request.outputs().len();
-        let sampled = choice.request.sample(logits, scratch);
-        let sampled = sampled.map_err(|source| GenerateError::Sample { outputs, source });
-        match sampled.and_then(|sampled| Ok(choice.request.commit(sampled)?)) {
-            Ok(Committed { delta, finish }) => {
-                tell(Outcome::Token(delta));
-                if let Some(reason) = finish {
-                    tell(Outcome::Finished(reason, choice.request.usage()));
-                }
-                finish.is_none()
-            }
-            Err(error) => {
-                tell(Outcome::Failed(error));
-                false
-            }
+/// Samples the next token of every choice from the `logits` of row 0, `[vocab]`, and commits it. Where there are drafts,
+/// goes on from each that is the very token, with the logits of its row.
+fn commit<'l>(lane: &mut Lane, logits: impl Fn(usize) -> &'l [f32], scratch: &mut Scratch) {
+    let Lane { choices, outcomes, checked, accepted, .. } = lane;
+    let Some(tree) = checked.as_ref().map(|checked| checked.proposal.tree()) else {
+        for choice in choices {
+            choice.next(logits(0), scratch, |_| false, outcomes);
         }
+        return;
+    };
+    for choice in choices {
+        let next = |node| {
+            let is_draft = |token| tree.child(node, token).is_some();
+            Ok::<_, Infallible>(choice.next(logits(node), scratch, is_draft, outcomes))
+        };
+        let Ok(walked) = spec::keyed(tree, next);
+        choice.request.count_drafts(tree.drafts(), walked.path.len());
+        *accepted = walked;
+    }
+}
+
+/// Takes the choices that are `gone` from a lane, and from what the drafter keeps.
+fn forget(lane: &mut Lane, speculator: &mut Option<Speculator>, gone: impl Fn(&Choice) -> bool) {
+    let id = lane.id;
+    lane.choices.retain(|choice| {
+        let gone = gone(choice);
+        if let (true, Some(speculator)) = (gone, speculator.as_mut()) {
+            speculator.finished(id, choice);
+        }
+        !gone
     });
 }
 

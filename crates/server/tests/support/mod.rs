@@ -59,7 +59,7 @@ fn start(context: usize, max_waiting: usize) -> Service {
     let model = Model::load(&Weights::open_dir(&dir).unwrap(), config, &pool, options).unwrap();
     let options =
         ServiceOptions { kv_bytes: 4 << 20, context: Some(context), max_waiting, ..ServiceOptions::default() };
-    Service::start(model, byte_tokenizer(), pool, options)
+    Service::start(model, byte_tokenizer(), pool, options, None)
 }
 
 /// A running engine with a server in front.

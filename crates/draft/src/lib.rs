@@ -1,0 +1,142 @@
+//! Drafters: whatever proposes tokens that the target then checks.
+//!
+//! The room for every way to guess what a request says next, one file each with one `impl` [`Drafter`]. A drafter sees the
+//! committed tokens of requests and nothing of the others; what it proposes changes how fast an answer comes and never
+//! what it says. Sampling, acceptance, pages of the target, scheduling and HTTP may not enter.
+
+mod auto;
+mod ngram;
+mod occurrences;
+mod predicted;
+mod suffix;
+
+pub use auto::Auto;
+pub use ngram::{Ngram, NgramOptions, Occurrence};
+pub use occurrences::Occurrences;
+pub use predicted::Predicted;
+pub use suffix::{Suffix, SuffixOptions};
+
+use spec::{Accepted, Proposal, Tree};
+
+/// Names a choice of a request to drafters. No two that a drafter ever sees are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The request.
+    pub request: u64,
+    /// Which of its n choices.
+    pub choice: u32,
+}
+
+/// A request that could use drafts.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// Whose tokens they are.
+    pub key: Key,
+    /// The committed tokens, prompt first; the last is the anchor. Not empty.
+    pub tokens: &'a [u32],
+    /// How many of them are the prompt.
+    pub prompt: usize,
+    /// What the client says the output will be; empty if it says nothing.
+    pub predicted: &'a [u32],
+    /// Drafts on a path at most: what may still be said, and what the client allows. At least 1.
+    pub max_drafts: usize,
+}
+
+impl Ask<'_> {
+    /// The newest committed token.
+    pub fn anchor(&self) -> u32 {
+        self.tokens.last().copied().unwrap_or_default()
+    }
+}
+
+/// Why a request gets no drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Silence {
+    /// Nothing comes to the drafter's mind.
+    NoMatch,
+    /// The request is longer than the drafter can follow.
+    Context,
+}
+
+/// A drafter that failed. The requests go on without drafts.
+#[derive(Debug, thiserror::Error)]
+#[error("the drafter {drafter} failed: {message}")]
+pub struct DraftError {
+    /// Its name.
+    pub drafter: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+/// What became of the part of a proposal that was checked.
+#[derive(Debug, Clone, Copy)]
+pub struct Verdict<'a> {
+    /// What was checked of the proposal.
+    pub tree: &'a Tree,
+    /// Which node of the proposal each of its nodes was, `[tree.len()]`.
+    pub proposed: &'a [usize],
+    /// What of `tree` stands.
+    pub accepted: &'a Accepted,
+}
+
+/// A draft of which the target's opinion is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opinion {
+    /// Its node of the proposal.
+    pub node: usize,
+    /// Its distance from the anchor, from 1.
+    pub depth: usize,
+    /// Whether the target says the same.
+    pub stands: bool,
+}
+
+impl Verdict<'_> {
+    /// All drafts of which the target's opinion is known: the children of the anchor and of every accepted draft, but not
+    /// those below the token that ended the request.
+    pub fn opinions(&self) -> impl Iterator<Item = Opinion> {
+        let Accepted { path, next } = self.accepted;
+        let asked = path.len() + usize::from(next.is_some());
+        let visited = std::iter::once(&0).chain(path).take(asked);
+        visited.flat_map(|&node| self.tree.children(node)).filter_map(|child| {
+            let depth = self.tree.depths()[child] as usize;
+            Some(Opinion { node: *self.proposed.get(child)?, depth, stands: path.get(depth - 1) == Some(&child) })
+        })
+    }
+}
+
+/// Something that proposes tokens.
+///
+/// A drafter keeps what it likes of each request between steps and is told when a request has ended. Who asks may throw
+/// away any part of a proposal, and need not ask in every step: what counts are the tokens in [`Ask`].
+pub trait Drafter: Send {
+    /// Its name, as users write it.
+    fn name(&self) -> &'static str;
+
+    /// Proposes for every request of a step, in the order of `asks`: `asks.len()` answers.
+    ///
+    /// # Errors
+    ///
+    /// [`DraftError`] when it cannot serve anybody.
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError>;
+
+    /// What became of the newest proposal for a request; proposals of which nothing was checked are not told of. Who
+    /// learns nothing from it need not listen.
+    fn judged(&mut self, key: Key, verdict: &Verdict<'_>) {
+        let _ = (key, verdict);
+    }
+
+    /// A request has ended with these tokens, the first `prompt` of them its prompt: what is kept of it can go.
+    fn finished(&mut self, key: Key, tokens: &[u32], prompt: usize);
+}
+
+/// A chain of drafts that no chance chose, with the confidence of each.
+fn chain(anchor: u32, drafts: impl IntoIterator<Item = (u32, f64)>) -> Result<Proposal, Silence> {
+    let mut proposal = Proposal::new(anchor);
+    let mut parent = 0;
+    for (token, confidence) in drafts {
+        // The parent is the node before, and confidences are clamped: the tree cannot refuse.
+        let Ok(node) = proposal.add_point(parent, token, confidence.clamp(0.0, 1.0)) else { break };
+        parent = node;
+    }
+    if parent == 0 { Err(Silence::NoMatch) } else { Ok(proposal) }
+}
