@@ -17,6 +17,8 @@ const link = document.getElementById("link");
 let drawn = [];
 let before = null;
 let timer = 0;
+/** The look that is on its way: what an older one brings is not shown. */
+let latest = null;
 let onRefused = () => {};
 
 /** Builds the panel and begins to watch; `refused` is called when the server wants a key. */
@@ -32,23 +34,24 @@ export function start(refused) {
 export function watch() {
   clearTimeout(timer);
   before = null;
+  latest = null;
   if (document.hidden) setLink("paused", "paused");
   else look();
 }
 
 async function look() {
   const own = {};
-  look.current = own;
+  latest = own;
   let wait = SECOND;
   try {
     const text = await metrics();
-    if (look.current !== own) return;
+    if (latest !== own) return;
     const now = { values: parse(text), seconds: performance.now() / 1000 };
     drawn.forEach((each) => each.update(now, before));
     before = now;
     setLink("live", "live");
   } catch (error) {
-    if (look.current !== own) return;
+    if (latest !== own) return;
     before = null;
     const isKey = error instanceof Refusal && error.status === 401;
     setLink(isKey ? "key" : "lost", isKey ? "needs a key" : error.status ? `status ${error.status}` : "unreachable");
