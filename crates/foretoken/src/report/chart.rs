@@ -9,7 +9,7 @@ use super::page::escape;
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 340.0;
 /// Room for what stands beside the plot.
-const LEFT: f64 = 62.0;
+const LEFT: f64 = 68.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 16.0;
 const BOTTOM: f64 = 46.0;

@@ -13,7 +13,7 @@ body{margin:0 auto;max-width:1360px;padding:28px 24px 64px;background:var(--grou
 font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
 h1{margin:0 0 6px;font-size:26px;line-height:1.2}h2{margin:36px 0 10px;font-size:19px}
 p{margin:6px 0 12px;max-width:82ch;color:var(--dim)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:16px}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr));gap:16px}
 figure{margin:0;padding:14px 16px 8px;background:var(--panel);border:1px solid var(--hair);border-radius:10px}
 figcaption b{display:block;font-size:15px}figcaption span{display:block;font-size:13px;color:var(--dim)}
 svg{display:block;width:100%;height:auto;margin-top:4px;overflow:visible}

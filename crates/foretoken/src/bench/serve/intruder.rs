@@ -37,7 +37,7 @@ pub(crate) struct Round {
     pub(crate) prompt_tokens: u64,
     /// From its sending to its first text.
     pub(crate) ttft_ms: f64,
-    /// The largest gap of any stream that had ended when it was sent.
+    /// The largest gap of any stream between the moment from which all of them decoded and its sending.
     pub(crate) gap_before_ms: f64,
     /// The largest gap of any stream between its sending and its first text.
     pub(crate) gap_during_ms: f64,
@@ -110,6 +110,8 @@ fn failed(what: &str, failure: Failure) -> anyhow::Error {
 fn compare(streams: &[Answer], long: &Answer) -> Result<Round> {
     let Some(&first) = long.events.first() else { bail!("the long prompt was answered without text") };
     let (mut before, mut during, mut gaps_ms) = (0f64, 0f64, Vec::new());
+    // Until then they waited for each other's prompts.
+    let all_decode = streams.iter().filter_map(|stream| stream.events.first()).max().copied();
     for stream in streams {
         if stream.events.len() < LEAD || stream.events.last().is_none_or(|&last| last < first) {
             bail!("a stream ended before the long prompt was answered: let them go on longer with --max-tokens");
@@ -118,10 +120,10 @@ fn compare(streams: &[Answer], long: &Answer) -> Result<Round> {
             let (begin, end) = (pair[0], pair[1]);
             let gap = (end - begin).as_secs_f64() * 1e3;
             gaps_ms.push((ms_since(long.sent, end), gap));
-            if end <= long.sent {
-                before = before.max(gap);
-            } else if begin < first {
+            if end > long.sent && begin < first {
                 during = during.max(gap);
+            } else if end <= long.sent && all_decode.is_some_and(|since| begin >= since) {
+                before = before.max(gap);
             }
         }
     }
@@ -164,6 +166,11 @@ mod tests {
         let round = compare(std::slice::from_ref(&stream), &long).unwrap();
         assert_eq!((round.gap_before_ms, round.gap_during_ms, round.ttft_ms), (30.0, 50.0, 45.0));
         assert_eq!((round.gaps_ms.len(), round.gaps_ms[0], round.gaps_ms[9]), (10, (-90.0, 10.0), (900.0, 850.0)));
+
+        // The gap of 45 ms lies before the second stream has begun.
+        let early = answer(0, &[0, 45, 50, 60, 70, 80, 85, 90, 150]);
+        let second = answer(0, &[46, 50, 55, 60, 65, 70, 75, 80, 150]);
+        assert_eq!(compare(&[early, second], &long).unwrap().gap_before_ms, 10.0);
 
         let late = answer(100, &[2000]);
         assert!(compare(&[stream], &late).unwrap_err().to_string().contains("--max-tokens"));

@@ -54,7 +54,7 @@ pub(crate) fn subject(report: &Value) -> String {
 
 /// Heads of the columns of [`row`].
 pub(crate) fn columns(out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "\nms and tokens/s as p50 / p99; total tokens/s has the time of prompts in it")?;
+    writeln!(out, "\nms as p50 / p99, each stream's tokens/s as p50; total tokens/s has the time of prompts in it")?;
     writeln!(
         out,
         "{:>7}{:>10}{:>8}{:>10}{:>16}{:>18}{:>16}{:>16}{:>16}",
@@ -82,7 +82,7 @@ pub(crate) fn row(out: &mut impl Write, point: &Point) -> io::Result<()> {
         point.name(),
         number(point.requests_per_s),
         number(point.output_tokens_per_s),
-        pair(&point.stream_tokens_per_s),
+        figure(point.stream_tokens_per_s.p50),
         pair(&point.ttft_ms),
         pair(&point.tpot_ms),
         pair(&point.e2e_ms),
