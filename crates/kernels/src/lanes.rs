@@ -1,10 +1,13 @@
-//! Eight `f32` lanes: the vocabulary in which ops and attention are written once and compiled for each instruction set.
+//! Eight `f32` lanes, or twice as many: the vocabulary in which ops and attention are written once and compiled for each instruction set.
 //!
 //! A kernel is a small struct with its arguments and one generic body ([`Kernel`]); [`run`] compiles the body for every
 //! set and picks one per call. Nothing that knows what the lanes mean may enter here.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod pair;
 mod portable;
 
 use crate::Isa;
@@ -12,22 +15,29 @@ use crate::Isa;
 /// Lanes of one vector.
 pub(crate) const LANES: usize = 8;
 
-/// Arithmetic on vectors of [`LANES`] numbers. A value of the type proves that this machine runs the instruction set,
+/// Lanes of a wide vector.
+pub(crate) const WIDE: usize = 2 * LANES;
+
+/// Vectors of one length: memory and arithmetic. A value of the type proves that this machine runs the instruction set,
 /// so the methods are safe to call.
-pub(crate) trait Lanes: Copy {
+pub(crate) trait Vector: Copy {
+    /// Vectors that fit the registers.
+    const REGISTERS: usize;
     /// One vector.
     type V: Copy;
+    /// Its numbers in memory.
+    type Floats;
+    /// Its numbers in memory, in half precision bits.
+    type Halves;
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::V;
     /// The lanes from memory.
-    fn load(self, from: &[f32; LANES]) -> Self::V;
+    fn load(self, from: &Self::Floats) -> Self::V;
     /// The lanes to memory.
-    fn store(self, v: Self::V, to: &mut [f32; LANES]);
+    fn store(self, v: Self::V, to: &mut Self::Floats);
     /// The lanes from half precision bits.
-    fn load_f16(self, from: &[u16; LANES]) -> Self::V;
-    /// The lanes as half precision bits, rounded to nearest even.
-    fn store_f16(self, v: Self::V, to: &mut [u16; LANES]);
+    fn load_f16(self, from: &Self::Halves) -> Self::V;
 
     /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -45,6 +55,18 @@ pub(crate) trait Lanes: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// 2 to the power of a whole number in -126..=127.
     fn exp2(self, n: Self::V) -> Self::V;
+}
+
+/// Vectors of [`LANES`] numbers, and of [`WIDE`] ones for loops whose lanes never meet: there the width is a matter of
+/// speed alone.
+pub(crate) trait Lanes: Vector<Floats = [f32; LANES], Halves = [u16; LANES]> {
+    /// The vectors of [`WIDE`] numbers.
+    type Wide: Vector<Floats = [f32; WIDE], Halves = [u16; WIDE]>;
+
+    /// The wide vectors of the same set.
+    fn wide(self) -> Self::Wide;
+    /// The lanes as half precision bits, rounded to nearest even.
+    fn store_f16(self, v: Self::V, to: &mut [u16; LANES]);
     /// Rotates the four pairs of neighbouring lanes `(a, b)` by four angles: `(a cos - b sin, b cos + a sin)`.
     fn rotate_pairs(self, v: Self::V, cos: &[f32; LANES / 2], sin: &[f32; LANES / 2]) -> Self::V;
     /// Asks for the cache line of `at`, to be read soon.
@@ -61,7 +83,7 @@ pub(crate) trait Kernel {
     fn run<S: Lanes>(self, s: S) -> Self::Output;
 }
 
-/// Runs a kernel on `isa`. These kernels gain nothing from wider vectors, so AVX-512 machines run the AVX2 body.
+/// Runs a kernel on `isa`.
 ///
 /// # Panics
 /// When this machine does not have `isa`.
@@ -70,17 +92,23 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa {
         Isa::Portable => kernel.run(portable::Portable),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => {
+        Isa::Avx2 => {
             assert!(isa.runs_here(), "this machine does not have {isa}");
-            // SAFETY: the machine has AVX2, FMA and F16C, by the check above (AVX-512 is only found together with them).
+            // SAFETY: the machine has AVX2, FMA and F16C, by the check above.
             unsafe { avx2::run(kernel) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => {
+            assert!(isa.runs_here(), "this machine does not have {isa}");
+            // SAFETY: the machine has AVX-512 and what AVX2 stands for, by the check above.
+            unsafe { avx512::run(kernel) }
         }
         #[cfg(not(target_arch = "x86_64"))]
         _ => panic!("this machine does not have {isa}"),
     }
 }
 
-/// The first `x.len()` lanes from memory, 0 in the others. `x` is shorter than a vector.
+/// The first `x.len()` lanes from memory, 0 in the others. `x` is no longer than a vector.
 #[inline(always)]
 pub(crate) fn load_part<S: Lanes>(s: S, x: &[f32]) -> S::V {
     let mut lanes = [0.0; LANES];
@@ -88,7 +116,7 @@ pub(crate) fn load_part<S: Lanes>(s: S, x: &[f32]) -> S::V {
     s.load(&lanes)
 }
 
-/// The first `to.len()` lanes to memory. `to` is shorter than a vector.
+/// The first `to.len()` lanes to memory. `to` is no longer than a vector.
 #[inline(always)]
 pub(crate) fn store_part<S: Lanes>(s: S, v: S::V, to: &mut [f32]) {
     let all = lanes(s, v);

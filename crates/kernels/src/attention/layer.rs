@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::attention::Strided;
-use crate::lanes::{self, Kernel, LANES, Lanes};
+use crate::lanes::{self, Kernel, LANES, Lanes, Vector, WIDE};
 use crate::pool::Disjoint;
 use crate::{Isa, Pool};
 
@@ -41,10 +41,14 @@ pub struct KvSlot {
     pub offset: u8,
 }
 
+/// A wide vector of the set `S`.
+pub(super) type Wide<S> = <<S as Lanes>::Wide as Vector>::V;
+
 /// A stored number.
 pub(super) trait Element: Copy + Send + Sync {
     const ZERO: Self;
     fn load<S: Lanes>(s: S, from: &[Self; LANES]) -> S::V;
+    fn load_wide<S: Lanes>(s: S, from: &[Self; WIDE]) -> Wide<S>;
     fn store<S: Lanes>(s: S, v: S::V, to: &mut [Self; LANES]);
 }
 
@@ -55,6 +59,11 @@ impl Element for u16 {
     #[inline(always)]
     fn load<S: Lanes>(s: S, from: &[u16; LANES]) -> S::V {
         s.load_f16(from)
+    }
+
+    #[inline(always)]
+    fn load_wide<S: Lanes>(s: S, from: &[u16; WIDE]) -> Wide<S> {
+        s.wide().load_f16(from)
     }
 
     /// Saturates: one infinite key would make every score of its head infinite.
@@ -70,6 +79,11 @@ impl Element for f32 {
     #[inline(always)]
     fn load<S: Lanes>(s: S, from: &[f32; LANES]) -> S::V {
         s.load(from)
+    }
+
+    #[inline(always)]
+    fn load_wide<S: Lanes>(s: S, from: &[f32; WIDE]) -> Wide<S> {
+        s.wide().load(from)
     }
 
     #[inline(always)]

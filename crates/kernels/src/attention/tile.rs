@@ -1,8 +1,10 @@
 //! The arithmetic of a few query heads of one row over the keys that it sees.
 
+use std::ops::Range;
+
 use super::AttentionRow;
-use super::layer::{Element, PAGE, Store};
-use crate::lanes::{self, Kernel, LANES, Lanes};
+use super::layer::{Element, PAGE, Store, Wide};
+use crate::lanes::{self, Kernel, LANES, Lanes, Vector, WIDE};
 use crate::ops::exp;
 
 /// Query heads that share the loads of a key: more do not fit the registers.
@@ -167,16 +169,21 @@ impl<E: Element> Kernel for Heads<'_, E> {
     /// order of any sum.
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
-        match self.q.len() / self.keys.store.head_dim {
-            1 => attend::<S, E, 1, 4, 8>(s, self),
-            2 => attend::<S, E, 2, 2, 4>(s, self),
-            3 => attend::<S, E, 3, 1, 4>(s, self),
-            _ => attend::<S, E, 4, 1, 2>(s, self),
+        let heads = self.q.len() / self.keys.store.head_dim;
+        match (heads, S::Wide::REGISTERS >= 32) {
+            (1, false) => attend::<S, E, 1, 4, 4>(s, self),
+            (2, false) => attend::<S, E, 2, 2, 2>(s, self),
+            (3, false) => attend::<S, E, 3, 1, 2>(s, self),
+            (_, false) => attend::<S, E, 4, 1, 1>(s, self),
+            (1, true) => attend::<S, E, 1, 4, 4>(s, self),
+            (2, true) => attend::<S, E, 2, 4, 4>(s, self),
+            (3, true) => attend::<S, E, 3, 4, 4>(s, self),
+            (_, true) => attend::<S, E, 4, 4, 4>(s, self),
         }
     }
 }
 
-/// `H` heads: scores of `P` pages at a time, values of `C` vectors at a time.
+/// `H` heads: scores of `P` pages at a time, values of `C` wide vectors at a time.
 #[inline(always)]
 fn attend<S: Lanes, E: Element, const H: usize, const P: usize, const C: usize>(s: S, mut heads: Heads<'_, E>) {
     let head_dim = heads.keys.store.head_dim;
@@ -191,7 +198,7 @@ fn attend<S: Lanes, E: Element, const H: usize, const P: usize, const C: usize>(
         let tiles = &tiles[..count];
         let mut weights = [[[f32::NEG_INFINITY; PAGE]; BLOCK_PAGES]; H];
         scores::<S, E, H, P>(s, q, tiles, &mut weights);
-        let mut correction = [s.splat(0.0); H];
+        let mut correction = [0.0; H];
         for h in 0..H {
             correction[h] = running[h].step(s, &mut weights[h][..count]);
         }
@@ -214,22 +221,24 @@ struct Running<V> {
 impl<V: Copy> Running<V> {
     /// Takes in the scores of a block, which become weights; returns the factor on what was summed before.
     #[inline(always)]
-    fn step<S: Lanes<V = V>>(&mut self, s: S, scores: &mut [[f32; PAGE]]) -> V {
-        let (vectors, _) = scores.as_flattened_mut().as_chunks_mut::<LANES>();
+    fn step<S: Lanes<V = V>>(&mut self, s: S, pages: &mut [[f32; PAGE]]) -> f32 {
         let mut max = s.splat(self.max);
-        for scores in vectors.iter() {
+        for scores in pages.as_flattened().as_chunks::<LANES>().0 {
             max = s.max(max, s.load(scores));
         }
         let max = lanes::largest(s, max);
         let correction = exp(s, s.splat(self.max - max));
-        let (mut sum, max_lanes) = (s.mul(self.sum, correction), s.splat(max));
-        for scores in vectors {
-            let weight = exp(s, s.sub(s.load(scores), max_lanes));
-            sum = s.add(sum, weight);
-            s.store(weight, scores);
+        let w = s.wide();
+        let max_lanes = w.splat(max);
+        for scores in pages.iter_mut() {
+            w.store(exp(w, w.sub(w.load(scores), max_lanes)), scores);
+        }
+        let mut sum = s.mul(self.sum, correction);
+        for weights in pages.as_flattened().as_chunks::<LANES>().0 {
+            sum = s.add(sum, s.load(weights));
         }
         *self = Running { max, sum };
-        correction
+        lanes::lanes(s, correction)[0]
     }
 }
 
@@ -260,24 +269,21 @@ fn page_scores<S: Lanes, E: Element, const H: usize, const P: usize>(
 ) {
     let keys = tiles.map(|tile| &tile.k[..q.len()]);
     let next = tiles.map(|tile| &tile.next_k[..q.len()]);
-    let mut sums = [[[s.splat(0.0); 2]; P]; H];
+    let w = s.wide();
+    let mut sums = [[w.splat(0.0); P]; H];
     for d in 0..q.len() {
         for p in 0..P {
             s.prefetch(&next[p][d]);
-            let (k, _) = keys[p][d].as_chunks::<LANES>();
-            let k = [E::load(s, &k[0]), E::load(s, &k[1])];
+            let k = E::load_wide(s, &keys[p][d]);
             for h in 0..H {
-                let q = s.splat(q[d][h]);
-                sums[h][p] = [s.mul_add(q, k[0], sums[h][p][0]), s.mul_add(q, k[1], sums[h][p][1])];
+                sums[h][p] = w.mul_add(w.splat(q[d][h]), k, sums[h][p]);
             }
         }
     }
     for h in 0..H {
         for p in 0..P {
             let mut all = [0.0; PAGE];
-            let (halves, _) = all.as_chunks_mut::<LANES>();
-            s.store(sums[h][p][0], &mut halves[0]);
-            s.store(sums[h][p][1], &mut halves[1]);
+            w.store(sums[h][p], &mut all);
             let (start, end) = (tiles[p].start, tiles[p].end);
             if end - start == PAGE {
                 to[h][at + p] = all;
@@ -294,40 +300,44 @@ fn values<S: Lanes, E: Element, const H: usize, const C: usize>(
     s: S,
     tiles: &[Tile<'_, E>],
     weights: &[[[f32; PAGE]; BLOCK_PAGES]; H],
-    correction: [S::V; H],
+    correction: [f32; H],
     out: &mut [f32],
 ) {
     let head_dim = out.len() / H;
     let mut at = 0;
-    while at + C * LANES <= head_dim {
+    while at + C * WIDE <= head_dim {
         columns::<S, E, H, C>(s, tiles, weights, correction, out, at);
-        at += C * LANES;
+        at += C * WIDE;
     }
-    while at + LANES <= head_dim {
+    while at + WIDE <= head_dim {
         columns::<S, E, H, 1>(s, tiles, weights, correction, out, at);
-        at += LANES;
+        at += WIDE;
     }
-    if at < head_dim {
-        last_columns(s, tiles, weights, correction, out, at);
+    while at < head_dim {
+        let end = head_dim.min(at + LANES);
+        last_columns(s, tiles, weights, correction, out, at..end);
+        at = end;
     }
 }
 
-/// The `C * LANES` columns from `at` on.
+/// The `C * WIDE` columns from `at` on.
 #[inline(always)]
 fn columns<S: Lanes, E: Element, const H: usize, const C: usize>(
     s: S,
     tiles: &[Tile<'_, E>],
     weights: &[[[f32; PAGE]; BLOCK_PAGES]; H],
-    correction: [S::V; H],
+    correction: [f32; H],
     out: &mut [f32],
     at: usize,
 ) {
     let head_dim = out.len() / H;
-    let mut sums = [[s.splat(0.0); C]; H];
+    let w = s.wide();
+    let mut sums = [[w.splat(0.0); C]; H];
     for h in 0..H {
-        let (out, _) = out[h * head_dim + at..].as_chunks::<LANES>();
+        let (out, _) = out[h * head_dim + at..].as_chunks::<WIDE>();
+        let correction = w.splat(correction[h]);
         for c in 0..C {
-            sums[h][c] = s.mul(s.load(&out[c]), correction[h]);
+            sums[h][c] = w.mul(w.load(&out[c]), correction);
         }
     }
     for (t, tile) in tiles.iter().enumerate() {
@@ -335,45 +345,45 @@ fn columns<S: Lanes, E: Element, const H: usize, const C: usize>(
         let rows = tile.v[seen.clone()].chunks_exact(head_dim);
         let next_rows = tile.next_v[seen].chunks_exact(head_dim);
         for ((place, row), next_row) in (tile.start..tile.end).zip(rows).zip(next_rows) {
-            for line in next_row[at..at + C * LANES].chunks(64 / size_of::<E>()) {
+            for line in next_row[at..at + C * WIDE].chunks(64 / size_of::<E>()) {
                 s.prefetch(&line[0]);
             }
-            let (v, _) = row[at..at + C * LANES].as_chunks::<LANES>();
-            let v: [S::V; C] = std::array::from_fn(|c| E::load(s, &v[c]));
+            let (v, _) = row[at..at + C * WIDE].as_chunks::<WIDE>();
+            let v: [Wide<S>; C] = std::array::from_fn(|c| E::load_wide(s, &v[c]));
             for h in 0..H {
-                let weight = s.splat(weights[h][t][place]);
+                let weight = w.splat(weights[h][t][place]);
                 for c in 0..C {
-                    sums[h][c] = s.mul_add(weight, v[c], sums[h][c]);
+                    sums[h][c] = w.mul_add(weight, v[c], sums[h][c]);
                 }
             }
         }
     }
     for h in 0..H {
-        let (out, _) = out[h * head_dim + at..].as_chunks_mut::<LANES>();
+        let (out, _) = out[h * head_dim + at..].as_chunks_mut::<WIDE>();
         for c in 0..C {
-            s.store(sums[h][c], &mut out[c]);
+            w.store(sums[h][c], &mut out[c]);
         }
     }
 }
 
-/// The columns from `at` on, fewer than [`LANES`].
+/// At most [`LANES`] columns.
 #[inline(always)]
 fn last_columns<S: Lanes, E: Element, const H: usize>(
     s: S,
     tiles: &[Tile<'_, E>],
     weights: &[[[f32; PAGE]; BLOCK_PAGES]; H],
-    correction: [S::V; H],
+    correction: [f32; H],
     out: &mut [f32],
-    at: usize,
+    at: Range<usize>,
 ) {
     for (h, out) in out.chunks_exact_mut(out.len() / H).enumerate() {
         let head_dim = out.len();
-        let out = &mut out[at..];
-        let mut sum = s.mul(lanes::load_part(s, out), correction[h]);
+        let out = &mut out[at.clone()];
+        let mut sum = s.mul(lanes::load_part(s, out), s.splat(correction[h]));
         for (weights, tile) in weights[h].iter().zip(tiles) {
             for (place, &weight) in weights.iter().enumerate().take(tile.end).skip(tile.start) {
                 let mut v = [E::ZERO; LANES];
-                v[..out.len()].copy_from_slice(&tile.v[place * head_dim + at..][..out.len()]);
+                v[..out.len()].copy_from_slice(&tile.v[place * head_dim + at.start..][..out.len()]);
                 sum = s.mul_add(s.splat(weight), E::load(s, &v), sum);
             }
         }

@@ -2,16 +2,18 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Lanes};
+use super::pair::Pair;
+use super::{Kernel, LANES, Lanes, Vector, WIDE};
 
-/// Proof that this machine has AVX2, FMA and F16C: made only in [`run`].
+/// Proof that this machine has AVX2, FMA and F16C: made only in [`run`], and in [`super::avx512::run`] with its own wide
+/// vectors `W` beside.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(());
+pub(super) struct Avx2<W>(pub(super) W);
 
 /// Runs a kernel's body compiled for AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(()))
+    kernel.run(Avx2(Pair(Avx2(()))))
 }
 
 /// Calls intrinsics of the sets that an `Avx2` value proves.
@@ -23,8 +25,11 @@ macro_rules! proven {
     };
 }
 
-impl Lanes for Avx2 {
+impl<W: Copy> Vector for Avx2<W> {
+    const REGISTERS: usize = 16;
     type V = __m256;
+    type Floats = [f32; LANES];
+    type Halves = [u16; LANES];
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
@@ -44,11 +49,6 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load_f16(self, from: &[u16; LANES]) -> __m256 {
         proven!(_mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
-    }
-
-    #[inline(always)]
-    fn store_f16(self, v: __m256, to: &mut [u16; LANES]) {
-        proven!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)));
     }
 
     #[inline(always)]
@@ -92,6 +92,20 @@ impl Lanes for Avx2 {
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
         })
+    }
+}
+
+impl<W: Vector<Floats = [f32; WIDE], Halves = [u16; WIDE]>> Lanes for Avx2<W> {
+    type Wide = W;
+
+    #[inline(always)]
+    fn wide(self) -> W {
+        self.0
+    }
+
+    #[inline(always)]
+    fn store_f16(self, v: __m256, to: &mut [u16; LANES]) {
+        proven!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)));
     }
 
     #[inline(always)]

@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::{LANES, Lanes};
+use super::pair::Pair;
+use super::{LANES, Lanes, Vector};
 
 /// Plain Rust. Products and sums are rounded one by one: a fused multiply-add without hardware is a slow library call.
 #[derive(Clone, Copy)]
@@ -23,8 +24,11 @@ fn half_to_single(half: u16) -> f32 {
     f32::from_bits(magnitude | u32::from(half & 0x8000) << 16)
 }
 
-impl Lanes for Portable {
+impl Vector for Portable {
+    const REGISTERS: usize = 16;
     type V = [f32; LANES];
+    type Floats = [f32; LANES];
+    type Halves = [u16; LANES];
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -44,11 +48,6 @@ impl Lanes for Portable {
     #[inline(always)]
     fn load_f16(self, from: &[u16; LANES]) -> Self::V {
         from.map(half_to_single)
-    }
-
-    #[inline(always)]
-    fn store_f16(self, v: Self::V, to: &mut [u16; LANES]) {
-        *to = v.map(|x| f16::from_f32(x).to_bits());
     }
 
     #[inline(always)]
@@ -90,6 +89,20 @@ impl Lanes for Portable {
     fn exp2(self, n: Self::V) -> Self::V {
         // Added to 1.5 * 2^23, a whole number stands in the low bits; the shift leaves it alone as the exponent.
         n.map(|n| f32::from_bits((n + 12_582_912.0).to_bits().wrapping_add(127) << 23))
+    }
+}
+
+impl Lanes for Portable {
+    type Wide = Pair<Portable>;
+
+    #[inline(always)]
+    fn wide(self) -> Pair<Portable> {
+        Pair(self)
+    }
+
+    #[inline(always)]
+    fn store_f16(self, v: Self::V, to: &mut [u16; LANES]) {
+        *to = v.map(|x| f16::from_f32(x).to_bits());
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
-//! The exponential of eight lanes.
+//! The exponential of a vector's lanes.
 
-use crate::lanes::Lanes;
+use crate::lanes::Vector;
 
 /// Past these, e^x rounds to 0 and overflows.
 const LOW: f32 = -104.0;
@@ -15,7 +15,7 @@ const Q: [f32; 5] = [0.499_999_94, 0.166_665_2, 0.041_668_393, 0.008_368_749, 0.
 
 /// e^x, within 2 units in the last place; 0 and infinity at the ends, not a number where `x` is not.
 #[inline(always)]
-pub(crate) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
+pub(crate) fn exp<S: Vector>(s: S, x: S::V) -> S::V {
     // The bound comes first: `min` and `max` then keep what is not a number.
     let x = s.max(s.splat(LOW), s.min(s.splat(HIGH), x));
     let round = s.splat(ROUND);
@@ -35,7 +35,7 @@ pub(crate) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
 mod tests {
     use super::exp;
     use crate::Isa;
-    use crate::lanes::{self, Kernel, LANES, Lanes};
+    use crate::lanes::{self, Kernel, LANES, Lanes, Vector, WIDE};
 
     struct Exp([f32; LANES]);
 
@@ -44,7 +44,15 @@ mod tests {
 
         #[inline(always)]
         fn run<S: Lanes>(self, s: S) -> [f32; LANES] {
-            lanes::lanes(s, exp(s, s.load(&self.0)))
+            let narrow = lanes::lanes(s, exp(s, s.load(&self.0)));
+            let (wide, mut twice) = (s.wide(), [0.0; WIDE]);
+            twice.as_chunks_mut::<LANES>().0.fill(self.0);
+            let mut out = [0.0; WIDE];
+            wide.store(exp(wide, wide.load(&twice)), &mut out);
+            for half in out.as_chunks::<LANES>().0 {
+                assert_eq!(half.map(f32::to_bits), narrow.map(f32::to_bits), "wide of {:?}", self.0);
+            }
+            narrow
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::exp;
 use crate::Isa;
-use crate::lanes::{self, Kernel, LANES, Lanes};
+use crate::lanes::{self, Kernel, LANES, Lanes, Vector, WIDE};
 
 /// `x += y` on one row.
 ///
@@ -54,20 +54,22 @@ impl Kernel for SiluMul<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
-        let (gate, gate_tail) = self.gate.as_chunks::<LANES>();
-        let (up, up_tail) = self.up.as_chunks::<LANES>();
-        let (out, out_tail) = self.out.as_chunks_mut::<LANES>();
+        let w = s.wide();
+        let (gate, gate_tail) = self.gate.as_chunks::<WIDE>();
+        let (up, up_tail) = self.up.as_chunks::<WIDE>();
+        let (out, out_tail) = self.out.as_chunks_mut::<WIDE>();
         for ((gate, up), out) in gate.iter().zip(up).zip(out) {
-            s.store(s.mul(silu(s, s.load(gate)), s.load(up)), out);
+            w.store(w.mul(silu(w, w.load(gate)), w.load(up)), out);
         }
-        if !out_tail.is_empty() {
-            let (gate, up) = (lanes::load_part(s, gate_tail), lanes::load_part(s, up_tail));
-            lanes::store_part(s, s.mul(silu(s, gate), up), out_tail);
+        let tails = gate_tail.chunks(LANES).zip(up_tail.chunks(LANES)).zip(out_tail.chunks_mut(LANES));
+        for ((gate, up), out) in tails {
+            let (gate, up) = (lanes::load_part(s, gate), lanes::load_part(s, up));
+            lanes::store_part(s, s.mul(silu(s, gate), up), out);
         }
     }
 }
 
 #[inline(always)]
-fn silu<S: Lanes>(s: S, x: S::V) -> S::V {
+fn silu<S: Vector>(s: S, x: S::V) -> S::V {
     s.div(x, s.add(exp(s, s.sub(s.splat(0.0), x)), s.splat(1.0)))
 }
