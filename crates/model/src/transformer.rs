@@ -5,8 +5,8 @@
 //! every batch. Requests, sampling and the choice of what to run may not enter.
 
 use kernels::{
-    Activations, Attention, Isa, KvFormat, Matrix, Packer, Pool, Product, Rope, Strided, add, multiply, rms_norm,
-    rms_norm_in_place, silu_mul,
+    Activations, Attention, AttentionRow, Isa, KvFormat, KvLayer, Matrix, Packer, Pool, Product, Rope, Strided, add,
+    multiply, rms_norm, rms_norm_in_place, silu_mul,
 };
 use kv::KvCache;
 
@@ -136,12 +136,16 @@ impl Model {
         workspace.size(self, taps.len());
         self.embed(workspace, pool);
         workspace.tap(taps, Tap::Embedding);
+        // What each row sees is the same in every layer. It borrows the plan, which therefore steps out of the buffers.
+        let plan = std::mem::take(&mut workspace.plan);
+        let rows = plan.attention_rows(batch);
         for (index, layer) in self.layers.iter().enumerate() {
-            self.attention(workspace, pool, cache, batch, index, layer);
-            self.feed_forward(workspace, pool, layer);
+            self.attention(workspace, pool, cache.layer_mut(index), &plan, &rows, layer);
+            self.feed_forward(workspace, pool, rows.len(), layer);
             workspace.tap(taps, Tap::Layer(index));
         }
-        self.finish(workspace, pool, taps);
+        self.finish(workspace, pool, &plan, taps);
+        workspace.plan = plan;
         Ok(Output { logits: &workspace.logits, taps: &workspace.taps })
     }
 
@@ -174,15 +178,15 @@ impl Model {
         &self,
         workspace: &mut Workspace,
         pool: &Pool,
-        cache: &mut KvCache,
-        batch: &[Segment<'_>],
-        index: usize,
+        kv_layer: &mut KvLayer,
+        plan: &Plan,
+        sees: &[AttentionRow<'_>],
         layer: &Layer,
     ) {
         let config = &self.config;
         let (q_width, kv_width) = (config.q_width(), config.kv_width());
-        let Workspace { plan, angles, hidden, x, q, k, v, attended, .. } = workspace;
-        let rows = plan.tokens.len();
+        let Workspace { angles, hidden, x, q, k, v, attended, .. } = workspace;
+        let rows = sees.len();
         self.norm(x, pool, hidden, rows, &layer.input_norm, &[&layer.q, &layer.k, &layer.v]);
         multiply(
             pool,
@@ -197,23 +201,22 @@ impl Model {
             self.place(k, angles, &layer.k, k_norm);
         });
         self.add_bias(pool, &layer.v, v);
-        let kv_layer = cache.layer_mut(index);
         let (keys, values) = (Strided { data: &k[..], stride: kv_width }, Strided { data: &v[..], stride: kv_width });
         kv_layer.append(pool, self.isa, &plan.slots, keys, values);
         let scale = 1.0 / (config.head_dim as f32).sqrt();
         let attention = Attention { heads: config.heads, scale, window: layer.window };
         let queries = Strided { data: &q[..], stride: q_width };
         let out = Strided { data: &mut attended[..], stride: q_width };
-        attention.attend(pool, self.isa, kv_layer, &plan.attention_rows(batch), queries, out);
+        attention.attend(pool, self.isa, kv_layer, sees, queries, out);
         self.project(x, pool, hidden, rows, &layer.o, |row, out| {
             out.copy_from_slice(&attended[row * q_width..(row + 1) * q_width]);
         });
     }
 
     /// Norm and gated feed-forward, added to the residual stream.
-    fn feed_forward(&self, workspace: &mut Workspace, pool: &Pool, layer: &Layer) {
-        let Workspace { plan, hidden, x, gate, up, .. } = workspace;
-        let (rows, width) = (plan.tokens.len(), self.config.intermediate);
+    fn feed_forward(&self, workspace: &mut Workspace, pool: &Pool, rows: usize, layer: &Layer) {
+        let Workspace { hidden, x, gate, up, .. } = workspace;
+        let width = self.config.intermediate;
         self.norm(x, pool, hidden, rows, &layer.post_norm, &[&layer.gate, &layer.up]);
         multiply(pool, x, &mut [Product::new(&layer.gate.matrix, gate), Product::new(&layer.up.matrix, up)]);
         self.add_bias(pool, &layer.gate, gate);
@@ -225,8 +228,8 @@ impl Model {
     }
 
     /// Final norm and head, for the rows whose logits are wanted.
-    fn finish(&self, workspace: &mut Workspace, pool: &Pool, taps: &[Tap]) {
-        let Workspace { plan, hidden, x, logits, taps: tapped, .. } = workspace;
+    fn finish(&self, workspace: &mut Workspace, pool: &Pool, plan: &Plan, taps: &[Tap]) {
+        let Workspace { hidden, x, logits, taps: tapped, .. } = workspace;
         let width = self.config.hidden;
         let norm = |row: usize, out: &mut [f32]| {
             let row = &hidden[row * width..(row + 1) * width];
