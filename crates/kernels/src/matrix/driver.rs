@@ -78,7 +78,8 @@ pub fn multiply(pool: &Pool, x: &Activations, products: &mut [Product<'_>]) {
             let Product { matrix, out, accumulate } = product;
             assert!(matrix.inputs == x.cols(), "{matrix:?} by rows of {} values", x.cols());
             assert!(out.len() >= rows * matrix.outputs, "{rows} rows of {matrix:?} into {} values", out.len());
-            let panels_per_item = (ITEM / matrix.panel_bytes).max(1);
+            // Even, since some bodies take panels in pairs.
+            let panels_per_item = (ITEM / matrix.panel_bytes).next_multiple_of(2).max(2);
             end += matrix.panels().div_ceil(panels_per_item);
             let out = Out { start: out.as_mut_ptr(), outputs: matrix.outputs, accumulate: *accumulate };
             Job { matrix, out, panels_per_item, end }

@@ -15,6 +15,7 @@ use crate::simd::Simd;
 pub(crate) const BLOCK: usize = 32;
 
 /// One block of a panel, ready for the product: eight vectors of weights and the numbers that scale their sums.
+#[derive(Clone, Copy)]
 pub(crate) struct Block<S: Simd> {
     pub(crate) weights: [S::Bytes; 8],
     /// The scale; of the first 16 inputs and the last 16 where [`Quant::HALVES`].

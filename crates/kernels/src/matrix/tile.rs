@@ -1,4 +1,4 @@
-//! The body of every product: one panel of weights by a tile of rows, in registers.
+//! The body of every product: one panel of weights, or two, by a tile of rows, in registers.
 //!
 //! For an output, the sum runs over the inputs from first to last in one chain of fused steps. How many rows a tile
 //! has, and whether its weights come from the packed panel or from the unpacked copy in the cache, changes no step of
@@ -73,7 +73,7 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    /// Room for `blocks` blocks of a panel in `room`.
+    /// Room for `blocks` blocks, those of all panels of a tile together, in `room`.
     fn new<S: Simd>(room: &mut Vec<u64>, blocks: usize) -> Unpacked {
         let weights = blocks * 32 * S::LANES;
         let scales = blocks * 3 * S::LANES * size_of::<f32>();
@@ -118,11 +118,11 @@ impl Unpacked {
     }
 }
 
-/// Adds one block's products to the sums of `R` rows.
+/// Adds one block's products to the sums of `R` rows by `P` panels.
 #[inline(always)]
-unsafe fn step<S: Simd, Q: Quant, const R: usize>(
-    sums: &mut [S::Floats; R],
-    block: &Block<S>,
+unsafe fn step<S: Simd, Q: Quant, const R: usize, const P: usize>(
+    sums: &mut [[S::Floats; R]; P],
+    panels: &[Block<S>; P],
     (bytes, inputs): (*const i8, usize),
     (scales, blocks): (*const BlockScale, usize),
 ) {
@@ -133,16 +133,26 @@ unsafe fn step<S: Simd, Q: Quant, const R: usize>(
             x[r] = *scales.add(r * blocks);
         }
         if Q::HALVES {
-            let first: &[S::Bytes; 4] = &*block.weights.as_ptr().cast();
-            let last: &[S::Bytes; 4] = &*block.weights.as_ptr().add(4).cast();
-            let low = S::dot_signed::<4, 4, R>(first, bytes, inputs, half_sums(&x, 0));
-            let high = S::dot_signed::<4, 4, R>(last, bytes.add(16), inputs, half_sums(&x, 1));
-            for r in 0..R {
-                let scale = S::splat(x[r].scale);
-                sums[r] = S::fma(low[r], S::mul(block.scale[0], scale), sums[r]);
-                sums[r] = S::fma(high[r], S::mul(block.scale[1], scale), sums[r]);
+            let mut first: [&[S::Bytes; 4]; P] = [&*panels[0].weights.as_ptr().cast(); P];
+            let mut last = first;
+            for p in 0..P {
+                first[p] = &*panels[p].weights.as_ptr().cast();
+                last[p] = &*panels[p].weights.as_ptr().add(4).cast();
+            }
+            let low = S::dot_signed::<4, 4, R, P>(first, bytes, inputs, half_sums(&x, 0));
+            let high = S::dot_signed::<4, 4, R, P>(last, bytes.add(16), inputs, half_sums(&x, 1));
+            for p in 0..P {
+                for r in 0..R {
+                    let scale = S::splat(x[r].scale);
+                    sums[p][r] = S::fma(low[p][r], S::mul(panels[p].scale[0], scale), sums[p][r]);
+                    sums[p][r] = S::fma(high[p][r], S::mul(panels[p].scale[1], scale), sums[p][r]);
+                }
             }
             return;
+        }
+        let mut weights = [&panels[0].weights; P];
+        for p in 0..P {
+            weights[p] = &panels[p].weights;
         }
         let products = if Q::SIGNED {
             let (low, high) = (half_sums(&x, 0), half_sums(&x, 1));
@@ -150,16 +160,18 @@ unsafe fn step<S: Simd, Q: Quant, const R: usize>(
             for r in 0..R {
                 both[r] = low[r] + high[r];
             }
-            S::dot_signed::<8, 1, R>(&block.weights, bytes, inputs, both)
+            S::dot_signed::<8, 1, R, P>(weights, bytes, inputs, both)
         } else if Q::RUN == 8 {
-            S::dot::<8, 8, R>(&block.weights, bytes, inputs)
+            S::dot::<8, 8, R, P>(weights, bytes, inputs)
         } else {
-            S::dot::<8, 4, R>(&block.weights, bytes, inputs)
+            S::dot::<8, 4, R, P>(weights, bytes, inputs)
         };
-        for r in 0..R {
-            sums[r] = S::fma(products[r], S::mul(block.scale[0], S::splat(x[r].scale)), sums[r]);
-            if Q::MIN {
-                sums[r] = S::fma(block.min, S::splat(x[r].sum), sums[r]);
+        for p in 0..P {
+            for r in 0..R {
+                sums[p][r] = S::fma(products[p][r], S::mul(panels[p].scale[0], S::splat(x[r].scale)), sums[p][r]);
+                if Q::MIN {
+                    sums[p][r] = S::fma(panels[p].min, S::splat(x[r].sum), sums[p][r]);
+                }
             }
         }
     }
@@ -175,41 +187,68 @@ fn half_sums<const R: usize>(x: &[BlockScale; R], half: usize) -> [i32; R] {
     sums
 }
 
-/// `R` rows from `row` on by one panel, unpacked to `copy` where `COPY`.
-///
-/// `next` is the panel after this one: its bytes are asked for on the way, so that they arrive while this one is
-/// multiplied. The machine's own prefetching stops at page borders, and a panel is about a page.
-#[inline(always)]
-unsafe fn quantised_tile<S: Simd, Q: Quant, const R: usize, const COPY: bool>(
+/// The panels that a tile multiplies by: `P` in a row, of which the first `wanted` are there.
+#[derive(Clone, Copy)]
+struct Panels {
+    first: usize,
+    wanted: usize,
+    /// The first panel's bytes.
     packed: *const u8,
+    /// Bytes from one panel to the next; 0 where the tile takes the only one twice.
+    stride: usize,
+}
+
+/// `R` rows from `row` on by `P` panels, unpacked to `copy` where `COPY`.
+///
+/// `ahead` is how far the panels after these ones are: their bytes are asked for on the way, so that they arrive while
+/// these are multiplied. The machine's own prefetching stops at page borders, and a panel is about a page.
+#[inline(always)]
+unsafe fn quantised_tile<S: Simd, Q: Quant, const R: usize, const P: usize, const COPY: bool>(
+    panels: Panels,
     copy: &Unpacked,
     x: Left,
     row: usize,
-    next: Option<*const u8>,
-    (panel, out): (usize, Out),
+    ahead: Option<usize>,
+    out: Out,
 ) {
     let blocks = x.inputs / BLOCK;
     let chunk_bytes = Q::chunk_bytes(S::LANES);
-    // SAFETY: the machine runs `S`; the panel holds `inputs` inputs and both sides have rows `row..row + R`.
+    // SAFETY: the machine runs `S`; the panels hold `inputs` inputs and both sides have rows `row..row + R`.
     unsafe {
-        let mut sums = [S::splat(0.0); R];
+        let mut sums = [[S::splat(0.0); R]; P];
         let bytes = x.bytes.add(row * x.inputs);
         let scales = x.scales.add(row * blocks);
         for chunk in 0..blocks / Q::BLOCKS {
-            if let Some(next) = next {
-                for line in (0..chunk_bytes).step_by(64) {
-                    S::prefetch(next.wrapping_add(chunk * chunk_bytes + line));
+            if let Some(ahead) = ahead {
+                for p in 0..P {
+                    let next = panels.packed.wrapping_add(p * panels.stride + chunk * chunk_bytes + ahead);
+                    for line in (0..chunk_bytes).step_by(64) {
+                        S::prefetch(next.wrapping_add(line));
+                    }
                 }
             }
             for part in 0..Q::BLOCKS {
                 let at = chunk * Q::BLOCKS + part;
-                let block =
-                    if COPY { copy.get::<S, Q>(at) } else { Q::load::<S>(packed.add(chunk * chunk_bytes), part) };
-                step::<S, Q, R>(&mut sums, &block, (bytes.add(at * BLOCK), x.inputs), (scales.add(at), blocks));
+                // No closure here: its body would not be compiled for the set, and its calls not be inlined.
+                let from = panels.packed.add(chunk * chunk_bytes);
+                let first = if COPY { copy.get::<S, Q>(at * P) } else { Q::load::<S>(from, part) };
+                let mut block = [first; P];
+                for p in 1..P {
+                    block[p] = if COPY {
+                        copy.get::<S, Q>(at * P + p)
+                    } else {
+                        Q::load::<S>(from.add(p * panels.stride), part)
+                    };
+                }
+                step::<S, Q, R, P>(&mut sums, &block, (bytes.add(at * BLOCK), x.inputs), (scales.add(at), blocks));
             }
         }
-        for r in 0..R {
-            store::<S>(sums[r], row + r, panel, out);
+        for p in 0..P {
+            if p < panels.wanted {
+                for r in 0..R {
+                    store::<S>(sums[p][r], row + r, panels.first + p, out);
+                }
+            }
         }
     }
 }
@@ -227,29 +266,50 @@ pub(super) unsafe fn quantised<S: Simd, Q: Quant>(
     out: Out,
     room: &mut Vec<u64>,
 ) {
+    // SAFETY: the contract is the same.
+    unsafe {
+        if S::PANELS == 2 {
+            quantised_by::<S, Q, 2>(weights, panels, x, out, room)
+        } else {
+            quantised_by::<S, Q, 1>(weights, panels, x, out, room)
+        }
+    }
+}
+
+/// [`quantised`], `P` panels at a time.
+#[inline(always)]
+unsafe fn quantised_by<S: Simd, Q: Quant, const P: usize>(
+    weights: *const u8,
+    range: Range<usize>,
+    x: Left,
+    out: Out,
+    room: &mut Vec<u64>,
+) {
     let blocks = x.inputs / BLOCK;
     let panel_bytes = blocks / Q::BLOCKS * Q::chunk_bytes(S::LANES);
-    // One tile reads the panel once: unpacking it to memory first would be an extra trip.
+    // One tile reads the panels once: unpacking them to memory first would be an extra trip.
     let copied = x.rows > S::ROWS;
-    let copy = Unpacked::new::<S>(room, blocks);
+    let copy = Unpacked::new::<S>(room, blocks * P);
     for start in (0..x.rows).step_by(STRETCH) {
         let rows = (x.rows - start).min(STRETCH);
-        for panel in panels.clone() {
-            // SAFETY: by the contract; every row and block index is below the sizes that `x` and the panel have.
+        for first in range.clone().step_by(P) {
+            let wanted = range.end - first;
+            let stride = if wanted < P { 0 } else { panel_bytes };
+            // SAFETY: by the contract; every row, panel and block index is below the sizes that `x` and `range` have.
             unsafe {
-                let packed = weights.add(panel * panel_bytes);
+                let panels = Panels { first, wanted, packed: weights.add(first * panel_bytes), stride };
                 if copied {
-                    unpack::<S, Q>(packed, &copy, blocks);
+                    unpack::<S, Q, P>(panels, &copy, blocks);
                 }
                 for tile in tile_sizes(rows, S::ROWS) {
                     let row = start + tile.start;
-                    let next = (tile.start == 0).then(|| packed.wrapping_add(panel_bytes));
+                    let ahead = (tile.start == 0).then_some(P * panel_bytes);
                     macro_rules! tile {
                         ($r:literal) => {
                             if copied {
-                                quantised_tile::<S, Q, $r, true>(packed, &copy, x, row, next, (panel, out))
+                                quantised_tile::<S, Q, $r, P, true>(panels, &copy, x, row, ahead, out)
                             } else {
-                                quantised_tile::<S, Q, $r, false>(packed, &copy, x, row, next, (panel, out))
+                                quantised_tile::<S, Q, $r, P, false>(panels, &copy, x, row, ahead, out)
                             }
                         };
                     }
@@ -270,14 +330,17 @@ pub(super) unsafe fn quantised<S: Simd, Q: Quant>(
     }
 }
 
+/// Unpacks `P` panels, block by block side by side.
 #[inline(always)]
-unsafe fn unpack<S: Simd, Q: Quant>(packed: *const u8, copy: &Unpacked, blocks: usize) {
+unsafe fn unpack<S: Simd, Q: Quant, const P: usize>(panels: Panels, copy: &Unpacked, blocks: usize) {
     for chunk in 0..blocks / Q::BLOCKS {
         for part in 0..Q::BLOCKS {
-            // SAFETY: the caller's panel and copy both have `blocks` blocks.
-            unsafe {
-                let block = Q::load::<S>(packed.add(chunk * Q::chunk_bytes(S::LANES)), part);
-                copy.put::<S, Q>(chunk * Q::BLOCKS + part, block);
+            for p in 0..P {
+                // SAFETY: the caller's panels and copy all have `blocks` blocks.
+                unsafe {
+                    let from = panels.packed.add(p * panels.stride + chunk * Q::chunk_bytes(S::LANES));
+                    copy.put::<S, Q>((chunk * Q::BLOCKS + part) * P + p, Q::load::<S>(from, part));
+                }
             }
         }
     }

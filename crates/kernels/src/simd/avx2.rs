@@ -36,6 +36,23 @@ unsafe fn pairs<const SIGNED: bool>(weights: __m256i, x: *const i8) -> __m256i {
 
 /// [`Simd::dot`] and [`Simd::dot_signed`].
 #[inline(always)]
+unsafe fn each_panel<const N: usize, const RUN: usize, const R: usize, const P: usize, const SIGNED: bool>(
+    weights: [&[__m256i; N]; P],
+    x: *const i8,
+    stride: usize,
+) -> [[__m256; R]; P] {
+    // SAFETY: the contract is the same.
+    unsafe {
+        let mut panels = [[_mm256_setzero_ps(); R]; P];
+        for p in 0..P {
+            panels[p] = dots::<N, RUN, R, SIGNED>(weights[p], x, stride);
+        }
+        panels
+    }
+}
+
+/// The sums of one panel.
+#[inline(always)]
 unsafe fn dots<const N: usize, const RUN: usize, const R: usize, const SIGNED: bool>(
     weights: &[__m256i; N],
     x: *const i8,
@@ -68,6 +85,7 @@ unsafe fn dots<const N: usize, const RUN: usize, const R: usize, const SIGNED: b
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const ROWS: usize = 8;
+    const PANELS: usize = 1;
     const DENSE_ROWS: usize = 6;
     type Bytes = __m256i;
     type Floats = __m256;
@@ -177,23 +195,23 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[__m256i; N],
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[__m256i; N]; P],
         x: *const i8,
         stride: usize,
-    ) -> [__m256; R] {
+    ) -> [[__m256; R]; P] {
         // SAFETY: the contract is the same.
-        unsafe { dots::<N, RUN, R, false>(weights, x, stride) }
+        unsafe { each_panel::<N, RUN, R, P, false>(weights, x, stride) }
     }
     #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[__m256i; N],
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[__m256i; N]; P],
         x: *const i8,
         stride: usize,
         _sums: [i32; R],
-    ) -> [__m256; R] {
+    ) -> [[__m256; R]; P] {
         // SAFETY: the contract is the same.
-        unsafe { dots::<N, RUN, R, true>(weights, x, stride) }
+        unsafe { each_panel::<N, RUN, R, P, true>(weights, x, stride) }
     }
 
     #[inline(always)]

@@ -17,12 +17,14 @@ unsafe fn spread(x: *const i8) -> __m512i {
 
 /// Exact sums as floats.
 #[inline(always)]
-unsafe fn floats<const R: usize>(sums: [__m512i; R]) -> [__m512; R] {
+unsafe fn floats<const R: usize, const P: usize>(sums: [[__m512i; R]; P]) -> [[__m512; R]; P] {
     // SAFETY: AVX-512 is there by the caller's contract.
     unsafe {
-        let mut floats = [_mm512_setzero_ps(); R];
-        for r in 0..R {
-            floats[r] = _mm512_cvtepi32_ps(sums[r]);
+        let mut floats = [[_mm512_setzero_ps(); R]; P];
+        for p in 0..P {
+            for r in 0..R {
+                floats[p][r] = _mm512_cvtepi32_ps(sums[p][r]);
+            }
         }
         floats
     }
@@ -31,6 +33,7 @@ unsafe fn floats<const R: usize>(sums: [__m512i; R]) -> [__m512; R] {
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const ROWS: usize = 8;
+    const PANELS: usize = 2;
     const DENSE_ROWS: usize = 8;
     type Bytes = __m512i;
     type Floats = __m512;
@@ -140,40 +143,52 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[__m512i; N],
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[__m512i; N]; P],
         x: *const i8,
         stride: usize,
-    ) -> [__m512; R] {
+    ) -> [[__m512; R]; P] {
         // SAFETY: VNNI is there and row `r` is valid for 4N bytes by the contract.
         unsafe {
-            let mut totals = [_mm512_setzero_si512(); R];
+            let mut totals = [[_mm512_setzero_si512(); R]; P];
             for j in 0..N {
                 for r in 0..R {
-                    totals[r] = _mm512_dpbusd_epi32(totals[r], weights[j], spread(x.add(r * stride + 4 * j)));
+                    let x = spread(x.add(r * stride + 4 * j));
+                    for p in 0..P {
+                        totals[p][r] = _mm512_dpbusd_epi32(totals[p][r], weights[p][j], x);
+                    }
                 }
             }
             floats(totals)
         }
     }
     #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[__m512i; N],
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[__m512i; N]; P],
         x: *const i8,
         stride: usize,
         sums: [i32; R],
-    ) -> [__m512; R] {
+    ) -> [[__m512; R]; P] {
         // The instruction wants unsigned weights: w + 128, whose share of 128 times the sum of x is taken off first.
         // SAFETY: VNNI is there and row `r` is valid for 4N bytes by the contract.
         unsafe {
-            let mut totals = [_mm512_setzero_si512(); R];
+            let mut totals = [[_mm512_setzero_si512(); R]; P];
             for r in 0..R {
-                totals[r] = _mm512_set1_epi32(-128 * sums[r]);
+                let share = _mm512_set1_epi32(-128 * sums[r]);
+                for p in 0..P {
+                    totals[p][r] = share;
+                }
             }
             for j in 0..N {
-                let unsigned = _mm512_xor_si512(weights[j], _mm512_set1_epi8(-128));
+                let mut unsigned = [_mm512_setzero_si512(); P];
+                for p in 0..P {
+                    unsigned[p] = _mm512_xor_si512(weights[p][j], _mm512_set1_epi8(-128));
+                }
                 for r in 0..R {
-                    totals[r] = _mm512_dpbusd_epi32(totals[r], unsigned, spread(x.add(r * stride + 4 * j)));
+                    let x = spread(x.add(r * stride + 4 * j));
+                    for p in 0..P {
+                        totals[p][r] = _mm512_dpbusd_epi32(totals[p][r], unsigned[p], x);
+                    }
                 }
             }
             floats(totals)

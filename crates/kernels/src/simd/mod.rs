@@ -24,6 +24,8 @@ pub(crate) trait Simd: Copy {
     const LANES: usize;
     /// Rows that one register tile of a quantised product holds.
     const ROWS: usize;
+    /// Panels side by side in a tile of a quantised product, 1 or 2: a row's bytes are spread once for all of them.
+    const PANELS: usize;
     /// Rows that one register tile of a dense product holds.
     const DENSE_ROWS: usize;
     /// `4 * LANES` bytes: four consecutive weights of each output.
@@ -67,23 +69,23 @@ pub(crate) trait Simd: Copy {
     /// `a * b + c`.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// For each of `R` rows and each output the exact sum of unsigned weights by `4 * N` signed bytes, as a float: row
-    /// `r`'s bytes are at `x + r * stride`.
+    /// For each of `P` panels, `R` rows and each output the exact sum of unsigned weights by `4 * N` signed bytes, as a
+    /// float: row `r`'s bytes are at `x + r * stride`.
     ///
     /// `RUN` is how many products of the weights by 8-bit numbers fit 16 bits: weights are below `2^15 / (254 * RUN)`.
-    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[Self::Bytes; N],
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[Self::Bytes; N]; P],
         x: *const i8,
         stride: usize,
-    ) -> [Self::Floats; R];
+    ) -> [[Self::Floats; R]; P];
     /// The same for signed weights (at least -128, and at most `2^15 / (254 * RUN)` in magnitude); `sums[r]` is the sum
     /// of row `r`'s bytes.
-    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[Self::Bytes; N],
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[Self::Bytes; N]; P],
         x: *const i8,
         stride: usize,
         sums: [i32; R],
-    ) -> [Self::Floats; R];
+    ) -> [[Self::Floats; R]; P];
 
     /// Asks for the cache line at `from`, which need not be valid.
     unsafe fn prefetch(from: *const u8);

@@ -39,6 +39,7 @@ unsafe fn sums<const N: usize>(
 impl Simd for Portable {
     const LANES: usize = LANES;
     const ROWS: usize = 4;
+    const PANELS: usize = 1;
     const DENSE_ROWS: usize = 4;
     type Bytes = [u8; 4 * LANES];
     type Floats = [f32; LANES];
@@ -124,23 +125,23 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn dot<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[Self::Bytes; N],
+    unsafe fn dot<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[Self::Bytes; N]; P],
         x: *const i8,
         stride: usize,
-    ) -> [Self::Floats; R] {
+    ) -> [[Self::Floats; R]; P] {
         // SAFETY: row `r` is valid for 4N bytes by the contract.
-        std::array::from_fn(|r| unsafe { sums(weights, x.add(r * stride), i32::from) })
+        weights.map(|w| std::array::from_fn(|r| unsafe { sums(w, x.add(r * stride), i32::from) }))
     }
     #[inline(always)]
-    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize>(
-        weights: &[Self::Bytes; N],
+    unsafe fn dot_signed<const N: usize, const RUN: usize, const R: usize, const P: usize>(
+        weights: [&[Self::Bytes; N]; P],
         x: *const i8,
         stride: usize,
         _sums: [i32; R],
-    ) -> [Self::Floats; R] {
+    ) -> [[Self::Floats; R]; P] {
         // SAFETY: row `r` is valid for 4N bytes by the contract.
-        std::array::from_fn(|r| unsafe { sums(weights, x.add(r * stride), |b| i32::from(b as i8)) })
+        weights.map(|w| std::array::from_fn(|r| unsafe { sums(w, x.add(r * stride), |b| i32::from(b as i8)) }))
     }
 
     #[inline(always)]
