@@ -42,17 +42,25 @@ pub(crate) struct Tokens {
     pub(crate) cached: usize,
     /// Of all choices.
     pub(crate) output: usize,
+    /// Drafts that were checked, in the choices that have ended.
+    pub(crate) drafted: usize,
+    /// Of these, committed.
+    pub(crate) accepted: usize,
 }
 
 impl Tokens {
     /// OpenAI's `usage`.
     pub(crate) fn to_json(self) -> Value {
-        let Self { prompt, cached, output } = self;
+        let Self { prompt, cached, output, drafted, accepted } = self;
         json!({
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": { "cached_tokens": cached },
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted.saturating_sub(accepted),
+            },
         })
     }
 }
@@ -172,6 +180,8 @@ impl Generation {
             }
             Some(Event::Finished { choice, reason, usage }) => {
                 self.open -= 1;
+                self.tokens.drafted += usage.drafted_tokens;
+                self.tokens.accepted += usage.accepted_tokens;
                 // The choices of a prompt share what was found of it: it is counted with the first.
                 if choice % self.n == 0 {
                     self.tokens.cached += usage.cached_tokens;

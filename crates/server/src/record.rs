@@ -81,7 +81,7 @@ impl Drop for Record {
             }
             return;
         };
-        let Tokens { prompt, cached, output } = tokens;
+        let Tokens { prompt, cached, output, .. } = tokens;
         tracing::info!(
             request_id = %id,
             %method,

@@ -48,6 +48,8 @@ async fn a_chat_is_answered() {
     assert_eq!(usage["prompt_tokens"], 18);
     assert_eq!((&usage["completion_tokens"], &usage["total_tokens"]), (&json!(12), &json!(30)));
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    let details = json!({ "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0 });
+    assert_eq!(usage["completion_tokens_details"], details);
 }
 
 #[tokio::test]
