@@ -135,7 +135,7 @@ impl Lane {
     pub(super) fn demand(&self) -> Demand {
         let pending = self.tokens().len() - self.computed;
         let begun = self.choices.first().is_some_and(|choice| !choice.request.outputs().is_empty());
-        Demand { pending, decodes: begun && pending == 1 }
+        Demand { pending, context: self.computed, decodes: begun && pending == 1 }
     }
 
     /// Pages that the lane will soon want beyond the `held` ones: for all of its tokens, and one for each choice to

@@ -82,7 +82,7 @@ pub struct ServiceOptions {
     /// `kv_bytes` can hold.
     pub context: Option<usize>,
     /// Rows that one step computes at most; but every decode runs in every step, and beside them at least one row of
-    /// a prompt. A larger budget computes prompts a little faster and lets decodes wait longer between tokens. The
+    /// a prompt. Rows deep in a long prompt count for several. A larger budget computes prompts a little faster and lets decodes wait longer between tokens. The
     /// output does not depend on it.
     pub row_budget: usize,
     /// Choices that run at the same time. At least 1.
