@@ -17,6 +17,9 @@ use super::workload::Workload;
 pub(crate) const STREAMS: u64 = 8;
 /// Events of each of them before it does.
 const LEAD: usize = 8;
+/// Tokens of the answers that it meets at least, where the load's own would end before the long prompt is computed.
+const STREAM: u64 = 512;
+
 /// Tokens that answer the long prompt: enough for some text.
 const ANSWER: u64 = 8;
 
@@ -84,7 +87,8 @@ async fn arrival(client: &Arc<Client>, workload: &Arc<Workload>, tokens: usize, 
                     let _ = sender.send(());
                 }
             };
-            client.ask_watched(workload.path(), workload.body(number), watch).await
+            let body = workload.body_up_to(number, workload.params().max_tokens.max(STREAM));
+            client.ask_watched(workload.path(), body, watch).await
         });
     }
     drop(sender);

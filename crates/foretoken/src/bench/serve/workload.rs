@@ -99,11 +99,16 @@ impl Workload {
 
     /// The body of request `number`: but for the salt a function of the number, the parameters and the prompts.
     pub(crate) fn body(&self, number: u64) -> Bytes {
+        self.body_up_to(number, self.params.max_tokens)
+    }
+
+    /// The body of request `number`, with an answer of that many tokens at most.
+    pub(crate) fn body_up_to(&self, number: u64, max_tokens: u64) -> Bytes {
         let prompt = match &self.prompts {
             Prompts::File(prompts) => prompts[(number % prompts.len() as u64) as usize].clone(),
             Prompts::Synthetic(words, tokens) => self.of_words(words, *tokens, number),
         };
-        self.body_of(&prompt, number, self.params.max_tokens, self.params.salted)
+        self.body_of(&prompt, number, max_tokens, self.params.salted)
     }
 
     /// The body of a request with that prompt, and `max_tokens` and salt as given.
