@@ -268,7 +268,8 @@ pub(super) unsafe fn quantised<S: Simd, Q: Quant>(
 ) {
     // SAFETY: the contract is the same.
     unsafe {
-        if S::PANELS == 2 {
+        // Two sums a row and panel, where every 16 inputs have their own scale, are too many for the registers.
+        if S::PANELS == 2 && !Q::HALVES {
             quantised_by::<S, Q, 2>(weights, panels, x, out, room)
         } else {
             quantised_by::<S, Q, 1>(weights, panels, x, out, room)
