@@ -8,6 +8,7 @@ mod bench;
 mod load;
 mod machine;
 mod models;
+mod plan;
 mod progress;
 mod prompt;
 mod report;
@@ -37,6 +38,8 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// List the models on this machine, or fetch one
     Models(models::ModelsArgs),
+    /// Work out, before anything runs, what a model's keys and values need and what drafting could earn
+    Plan(plan::PlanArgs),
     /// Measure: every figure printed comes from this run on this machine
     Bench(bench::BenchArgs),
 }
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Models(args) => models::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match result {
