@@ -12,7 +12,6 @@ mod suffix;
 
 pub use auto::Auto;
 pub use ngram::{Ngram, NgramOptions, Occurrence};
-pub use occurrences::Occurrences;
 pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
 

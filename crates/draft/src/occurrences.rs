@@ -17,7 +17,7 @@ const MAX_PLACES: usize = 256;
 
 /// Documents of tokens, the oldest first. Places count from the first token ever pushed.
 #[derive(Debug, Clone, Default)]
-pub struct Occurrences {
+pub(crate) struct Occurrences {
     tokens: VecDeque<u32>,
     /// For each token, where it stood last before.
     earlier: VecDeque<u64>,
@@ -61,28 +61,13 @@ pub(crate) struct Continuation {
 }
 
 impl Occurrences {
-    /// Nothing yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Tokens in it, ends of documents included.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there is nothing in it.
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
-    /// Complete documents in it.
-    pub fn documents(&self) -> usize {
-        self.ends.len()
-    }
-
     /// Adds a token to the document that is being written.
-    pub fn push(&mut self, token: u32) {
+    pub(crate) fn push(&mut self, token: u32) {
         let place = self.start + self.tokens.len() as u64;
         let earlier = if token == END { NOWHERE } else { self.latest.insert(token, place).unwrap_or(NOWHERE) };
         self.tokens.push_back(token);
@@ -90,13 +75,13 @@ impl Occurrences {
     }
 
     /// Ends the document that is being written: nothing matches or continues beyond it.
-    pub fn end_document(&mut self) {
+    pub(crate) fn end_document(&mut self) {
         self.push(END);
         self.ends.push_back(self.start + self.tokens.len() as u64);
     }
 
     /// Removes the oldest complete document.
-    pub fn forget_oldest(&mut self) {
+    pub(crate) fn forget_oldest(&mut self) {
         let Some(end) = self.ends.pop_front() else { return };
         let gone = self.tokens.drain(..(end - self.start) as usize).collect::<Vec<_>>();
         self.earlier.drain(..gone.len());
@@ -188,7 +173,7 @@ mod tests {
     const FAR: Reach = Reach { max_match: 24, max_drafts: 24, drafts_per_match: 24.0, min_probability: 0.0 };
 
     fn written(documents: &[Vec<u32>]) -> Occurrences {
-        let mut text = Occurrences::new();
+        let mut text = Occurrences::default();
         for document in documents {
             document.iter().for_each(|&token| text.push(token));
             text.end_document();
@@ -237,7 +222,7 @@ mod tests {
             let mut text = written(&documents);
             (0..forgotten).for_each(|_| text.forget_oldest());
             let left = &documents[forgotten..];
-            prop_assert_eq!(text.documents(), left.len());
+            prop_assert_eq!(text.ends.len(), left.len());
             for len in 1..=pattern.len() {
                 let pattern = &pattern[pattern.len() - len..];
                 let places = text.places(pattern, len);
@@ -248,7 +233,7 @@ mod tests {
             }
             prop_assert_eq!(text.continuation(&pattern, FAR), written(left).continuation(&pattern, FAR));
             (0..left.len()).for_each(|_| text.forget_oldest());
-            prop_assert!(text.is_empty() && text.latest.is_empty());
+            prop_assert!(text.len() == 0 && text.latest.is_empty());
         }
     }
 }
