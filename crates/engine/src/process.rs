@@ -1,9 +1,9 @@
 //! From a row of raw logits to the row that is sampled: penalties, bias, bans, temperature, truncation.
 //!
 //! The order is that of vLLM and transformers: repetition penalty, frequency and presence penalty, logit bias, the ban
-//! on end tokens before `min_tokens`, the ban on what a grammar forbids, temperature, min-p, top-k, top-p, typical-p; each truncation judges the
-//! renormalised survivors of those before it. Every choice between equal values goes to the lower token id, so the
-//! result is a function of the row and the history and of nothing else.
+//! on end tokens before `min_tokens`, the ban on what a grammar forbids, temperature, min-p, top-k, top-p, typical-p;
+//! each truncation judges the renormalised survivors of those before it. Every choice between equal values goes to the
+//! lower token id, so the result is a function of the row and the history and of nothing else.
 
 use crate::history::History;
 use crate::math::{exp, sum_exp};
