@@ -8,6 +8,7 @@
 //! Chat templates ([`crate::chat`]), sampling and stop strings may not enter.
 
 mod added;
+mod compare;
 mod decoding;
 mod directory;
 mod library;
@@ -24,6 +25,7 @@ use crate::detokenize::Detokenizer;
 use crate::gguf;
 
 use added::AddedTokens;
+pub use compare::VocabularyDifference;
 pub(crate) use decoding::{Decoding, Lead};
 pub(crate) use directory::{TokenizerConfig, read_json};
 use library::Library;

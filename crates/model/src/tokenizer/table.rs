@@ -30,6 +30,8 @@ impl Arena {
 enum Role {
     /// No token has this id.
     Absent,
+    /// A place without a use: it has a name, but stands for nothing.
+    Unused,
     Text,
     Special,
 }
@@ -48,6 +50,13 @@ impl Table {
         self.spellings.push(spelling.as_bytes());
         self.bytes.push(bytes);
         self.roles.push(if special { Role::Special } else { Role::Text });
+    }
+
+    /// Gives the next id to a place that has a name and no use.
+    pub(crate) fn push_unused(&mut self, spelling: &str, bytes: &[u8]) {
+        self.spellings.push(spelling.as_bytes());
+        self.bytes.push(bytes);
+        self.roles.push(Role::Unused);
     }
 
     /// Leaves the next id without a token.
@@ -89,6 +98,14 @@ impl Table {
             return None;
         }
         std::str::from_utf8(self.spellings.get(id as usize)?).ok()
+    }
+
+    /// Spelling and bytes of an id that stands for something.
+    pub(crate) fn used(&self, id: u32) -> Option<(&str, &[u8])> {
+        if self.role(id) == Role::Unused {
+            return None;
+        }
+        Some((self.spelling(id)?, self.bytes.get(id as usize)?))
     }
 }
 

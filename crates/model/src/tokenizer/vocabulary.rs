@@ -180,7 +180,11 @@ impl Vocabulary {
             let (added, special) = match self.kind(id) {
                 TokenKind::Control | TokenKind::Unknown => (true, true),
                 TokenKind::UserDefined => (true, false),
-                _ => (false, false),
+                TokenKind::Unused => {
+                    table.push_unused(token, &spelling.bytes(token, false));
+                    continue;
+                }
+                TokenKind::Normal | TokenKind::Byte => (false, false),
             };
             table.push(token, &spelling.bytes(token, added), special);
         }
