@@ -20,4 +20,4 @@ pub mod weights;
 
 pub use batch::{ForwardError, Logits, Segment, Tap, Visibility};
 pub use load::{LoadError, LoadOptions};
-pub use transformer::{Model, Output, Workspace};
+pub use transformer::{Model, Output, SkipError, Workspace};

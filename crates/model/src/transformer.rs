@@ -4,6 +4,10 @@
 //! batch. Nothing here depends on how many rows there are but the lengths of the loops: a row's result is the same in
 //! every batch. Requests, sampling and the choice of what to run may not enter.
 
+mod skip;
+
+use std::sync::Arc;
+
 use kernels::{
     Activations, Attention, AttentionRow, Isa, KvFormat, KvLayer, Matrix, Packer, Pool, Product, Rope, Strided, add,
     multiply, rms_norm, rms_norm_in_place, silu_mul,
@@ -16,18 +20,22 @@ use crate::config::Config;
 use crate::load::{Linear, LoadError, LoadOptions, Loader};
 use crate::weights::Weights;
 
+pub use skip::SkipError;
+
 /// A loaded model.
+///
+/// What is large lies behind `Arc`, so that a model without some of its layers costs no memory of its own.
 pub struct Model {
     config: Config,
     isa: Isa,
     rope: Rope,
     /// `[vocab, hidden]`
-    embedding: Matrix,
-    layers: Vec<Layer>,
+    embedding: Arc<Matrix>,
+    layers: Vec<Arc<Layer>>,
     /// `[hidden]`
     norm: Vec<f32>,
     /// `[vocab, hidden]`; `None`: the embedding.
-    head: Option<Matrix>,
+    head: Option<Arc<Matrix>>,
 }
 
 /// The buffers of a forward and its results, reused from step to step.
@@ -74,10 +82,11 @@ impl Model {
         let loader = Loader { weights, packer: Packer::new(pool, options.isa, options.compute) };
         let Config { vocab, hidden, tie_word_embeddings, .. } = config;
         // The largest matrices first: what is held of the file beside them is then least.
-        let embedding = loader.matrix("model.embed_tokens.weight", [vocab, hidden])?;
-        let head = (!tie_word_embeddings).then(|| loader.matrix("lm_head.weight", [vocab, hidden])).transpose()?;
-        let layers =
-            (0..config.layers).map(|index| architecture::layer(&loader, &config, index)).collect::<Result<_, _>>()?;
+        let table = |name| loader.matrix(name, [vocab, hidden]).map(Arc::new);
+        let embedding = table("model.embed_tokens.weight")?;
+        let head = (!tie_word_embeddings).then(|| table("lm_head.weight")).transpose()?;
+        let layer = |index| architecture::layer(&loader, &config, index).map(Arc::new);
+        let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = loader.vector("model.norm.weight", hidden)?;
         let (inv_freq, scale) = config.inv_freq();
         let rope = Rope::new(inv_freq, scale, config.rope.layout);
@@ -97,8 +106,8 @@ impl Model {
 
     /// Bytes of weights that a forward of one row reads.
     pub fn bytes_per_row(&self) -> usize {
-        let layer = |layer: &Layer| {
-            let Layer { q, k, v, o, gate, up, down, .. } = layer;
+        let layer = |layer: &Arc<Layer>| {
+            let Layer { q, k, v, o, gate, up, down, .. } = &**layer;
             [q, k, v, o, gate, up, down].iter().map(|linear| linear.matrix.packed_bytes()).sum::<usize>()
         };
         self.layers.iter().map(layer).sum::<usize>() + self.head().packed_bytes()
@@ -106,8 +115,8 @@ impl Model {
 
     /// Multiply-adds of the matrices in a forward of one row with logits.
     pub fn multiply_adds_per_row(&self) -> usize {
-        let layer = |layer: &Layer| {
-            let Layer { q, k, v, o, gate, up, down, .. } = layer;
+        let layer = |layer: &Arc<Layer>| {
+            let Layer { q, k, v, o, gate, up, down, .. } = &**layer;
             let size = |linear: &&Linear| linear.matrix.outputs() * linear.matrix.inputs();
             [q, k, v, o, gate, up, down].iter().map(size).sum::<usize>()
         };
@@ -115,7 +124,7 @@ impl Model {
     }
 
     fn head(&self) -> &Matrix {
-        self.head.as_ref().unwrap_or(&self.embedding)
+        self.head.as_deref().unwrap_or(&self.embedding)
     }
 
     /// Runs every row of `batch`: writes its keys and values to `cache`, and returns the logits that the segments ask
