@@ -79,6 +79,9 @@ impl Answer {
             rate(timings.decode_rate()),
             timings.first_token.as_secs_f64() * 1e3,
         );
+        if usage.drafted_tokens > 0 {
+            line.push_str(&format!(", {} of {} drafts accepted", usage.accepted_tokens, usage.drafted_tokens));
+        }
         if let Some(bytes) = machine::peak_memory() {
             line.push_str(&format!(", peak memory {:.1} MB", bytes as f64 / 1e6));
         }

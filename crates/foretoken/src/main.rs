@@ -5,6 +5,7 @@
 
 mod answer;
 mod bench;
+mod draft;
 mod load;
 mod machine;
 mod models;

@@ -10,6 +10,7 @@ use model::chat::{ChatTemplate, RenderOptions};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Answer};
+use crate::draft::DraftArgs;
 use crate::load::{Loaded, ModelArgs};
 use crate::prompt::{self, Prompt};
 use crate::sampling::SamplingArgs;
@@ -34,6 +35,8 @@ pub(crate) struct RunArgs {
     model: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
@@ -58,17 +61,19 @@ struct Session {
 
 impl Session {
     fn new(loaded: Loaded, params: SamplingParams, args: &RunArgs) -> Result<Self> {
-        let Loaded { name, model, tokenizer, template, pool, kv_format, .. } = loaded;
-        if !args.raw && template.is_none() {
+        if !args.raw && loaded.template.is_none() {
+            let name = &loaded.name;
             bail!("{name} has no chat template: add --raw to continue the prompt as it stands");
         }
-        let most = model.config().context;
+        let most = loaded.model.config().context;
         if let Some(context) = args.context.filter(|&context| context == 0 || context > most) {
-            bail!("--context is {context}; it must be from 1 to {most}, the context of {name}");
+            bail!("--context is {context}; it must be from 1 to {most}, the context of {}", loaded.name);
         }
+        let speculation = args.draft.speculation(&loaded)?;
+        let Loaded { model, tokenizer, template, pool, kv_format, .. } = loaded;
         let options = EngineOptions { kv_format, context: args.context, ..EngineOptions::default() };
         let messages = args.system.iter().map(|text| json!({ "role": "system", "content": text })).collect();
-        Ok(Self { engine: Engine::new(model, tokenizer, pool, options, None), template, messages, params })
+        Ok(Self { engine: Engine::new(model, tokenizer, pool, options, speculation), template, messages, params })
     }
 
     /// Answers `text` as the next turn and keeps both for the turns that follow.

@@ -44,6 +44,25 @@ fn answer(more: &[&str]) -> (String, String) {
 }
 
 #[test]
+fn drafts_do_not_change_the_answer() {
+    let repeat = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog.";
+    let answer = |more: &[&str]| {
+        let output = output(&[&["run", repeat, "--model", MODEL, "--max-tokens", "48"], more].concat());
+        let stderr = text(&output.stderr);
+        assert!(output.status.success(), "{more:?}: {stderr}");
+        (text(&output.stdout), stderr)
+    };
+    for more in [&["--temperature", "0"][..], &["--temperature", "0.8", "--seed", "5"]] {
+        let (plain, _) = answer(more);
+        for drafter in ["ngram", "suffix", "auto"] {
+            let (drafted, stderr) = answer(&[more, &["--draft", drafter]].concat());
+            assert_eq!(drafted, plain, "{drafter} {more:?}");
+            assert!(more.len() > 2 || stderr.contains("drafts accepted"), "{drafter}: {stderr}");
+        }
+    }
+}
+
+#[test]
 fn wrong_usage_exits_with_2() {
     for args in
         [&["run", "--no-such-option"][..], &["run", "x", "--logit-bias", "y"], &["run", "x", "--threads", "0"], &[]]
