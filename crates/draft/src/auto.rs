@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use spec::{OnlineCalibration, Proposal};
 
-use crate::{Ask, DraftError, Drafter, Key, Opinion, Silence, Verdict};
+use crate::{Ask, DraftError, Drafter, Key, Opinion, Round, Silence, Verdict};
 
 /// Drafts on a path of which acceptance is learnt by position; deeper ones share the last's.
 const POSITIONS: usize = 16;
@@ -61,10 +61,10 @@ impl Drafter for Auto {
         "auto"
     }
 
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         let mut best: Vec<Option<(Proposal, f64)>> = vec![None; asks.len()];
         for (index, rated) in self.drafters.iter_mut().enumerate() {
-            for ((ask, answer), best) in asks.iter().zip(rated.drafter.propose(asks)?).zip(&mut best) {
+            for ((ask, answer), best) in asks.iter().zip(rated.drafter.propose(round, asks)?).zip(&mut best) {
                 let Ok(proposal) = answer else { continue };
                 let (corrected, expected) = rated.correct(ask.key, &proposal);
                 if best.as_ref().is_none_or(|best| expected > best.1) {
@@ -99,9 +99,13 @@ impl Drafter for Auto {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
+    use kernels::Pool;
     use spec::Accepted;
 
     use super::*;
+    use crate::Greedy;
 
     /// Always proposes the same token, and says that it is sure.
     struct Parrot(u32);
@@ -111,7 +115,7 @@ mod tests {
             "parrot"
         }
 
-        fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
             Ok(asks.iter().map(|ask| crate::chain(ask.anchor(), [(self.0, 0.9), (self.0, 0.9)])).collect())
         }
 
@@ -121,9 +125,10 @@ mod tests {
     /// What is proposed to a request at each step when the text goes `says`.
     fn proposed(auto: &mut Auto, request: u64, says: &[u32]) -> Vec<u32> {
         let key = Key { request, choice: 0 };
+        let pool = Pool::new(NonZeroUsize::MIN);
         let step = |&token: &u32| {
-            let ask = Ask { key, tokens: &[9], prompt: 1, predicted: &[], max_drafts: 2 };
-            let proposal = auto.propose(&[ask]).unwrap().remove(0).unwrap();
+            let ask = Ask { key, tokens: &[9], prompt: 1, predicted: &[], max_drafts: 2, choose: &Greedy };
+            let proposal = auto.propose(&Round { pool: &pool, step_seconds: 1.0 }, &[ask]).unwrap().remove(0).unwrap();
             let tree = proposal.tree();
             let path = if tree.tokens()[1] == token { vec![1, 2] } else { vec![] };
             let accepted = Accepted { path, next: Some(token) };

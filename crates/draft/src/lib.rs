@@ -5,16 +5,19 @@
 //! what it says. Sampling, acceptance, pages of the target, scheduling and HTTP may not enter.
 
 mod auto;
+mod choose;
 mod ngram;
 mod occurrences;
 mod predicted;
 mod suffix;
 
 pub use auto::Auto;
+pub use choose::{Choose, Chosen, Greedy};
 pub use ngram::{Ngram, NgramOptions, Occurrence};
 pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
 
+use kernels::Pool;
 use spec::{Accepted, Proposal, Tree};
 
 /// Names a choice of a request to drafters. No two that a drafter ever sees are equal.
@@ -26,8 +29,17 @@ pub struct Key {
     pub choice: u32,
 }
 
+/// What a step lends to drafters.
+#[derive(Clone, Copy)]
+pub struct Round<'a> {
+    /// The target's threads, which have nothing to do meanwhile. A drafter starts none of its own.
+    pub pool: &'a Pool,
+    /// Seconds that the step takes without drafts: what the time of drafting is weighed against.
+    pub step_seconds: f64,
+}
+
 /// A request that could use drafts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Ask<'a> {
     /// Whose tokens they are.
     pub key: Key,
@@ -39,6 +51,8 @@ pub struct Ask<'a> {
     pub predicted: &'a [u32],
     /// Drafts on a path at most: what may still be said, and what the client allows. At least 1.
     pub max_drafts: usize,
+    /// How the request chooses tokens.
+    pub choose: &'a dyn Choose,
 }
 
 impl Ask<'_> {
@@ -55,6 +69,8 @@ pub enum Silence {
     NoMatch,
     /// The request is longer than the drafter can follow.
     Context,
+    /// Drafting takes more time here than it saves.
+    DoesNotPay,
 }
 
 /// A drafter that failed. The requests go on without drafts.
@@ -116,7 +132,7 @@ pub trait Drafter: Send {
     /// # Errors
     ///
     /// [`DraftError`] when it cannot serve anybody.
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError>;
+    fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError>;
 
     /// What became of the newest proposal for a request; proposals of which nothing was checked are not told of. Who
     /// learns nothing from it need not listen.

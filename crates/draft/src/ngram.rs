@@ -2,7 +2,7 @@
 
 use spec::Proposal;
 
-use crate::{Ask, DraftError, Drafter, Key, Silence, chain};
+use crate::{Ask, DraftError, Drafter, Key, Round, Silence, chain};
 
 /// Which of several places that match equally far is copied from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,7 +81,7 @@ impl Drafter for Ngram {
         "ngram"
     }
 
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| self.draft(ask)).collect())
     }
 
@@ -104,10 +104,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Greedy;
 
     fn drafts(tokens: &[u32], options: NgramOptions) -> Vec<u32> {
         let key = Key { request: 0, choice: 0 };
-        let ask = Ask { key, tokens, prompt: tokens.len(), predicted: &[], max_drafts: 100 };
+        let ask = Ask { key, tokens, prompt: tokens.len(), predicted: &[], max_drafts: 100, choose: &Greedy };
         let proposal = Ngram(options).draft(&ask);
         proposal.map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
@@ -132,7 +133,14 @@ mod tests {
     #[test]
     fn no_more_is_drafted_than_may_be_said() {
         let tokens = [1, 2, 3, 4, 5, 1];
-        let ask = Ask { key: Key { request: 0, choice: 0 }, tokens: &tokens, prompt: 6, predicted: &[], max_drafts: 2 };
+        let ask = Ask {
+            key: Key { request: 0, choice: 0 },
+            tokens: &tokens,
+            prompt: 6,
+            predicted: &[],
+            max_drafts: 2,
+            choose: &Greedy,
+        };
         assert_eq!(Ngram::default().draft(&ask).unwrap().tree().tokens(), [1, 2, 3]);
     }
 

@@ -3,7 +3,7 @@
 use spec::Proposal;
 
 use crate::ngram::{Match, common_suffix, confidence};
-use crate::{Ask, DraftError, Drafter, Key, Silence, chain};
+use crate::{Ask, DraftError, Drafter, Key, Round, Silence, chain};
 
 /// Tokens that are compared at most to find the place in the prediction.
 const MAX_MATCH: usize = 16;
@@ -39,7 +39,7 @@ impl Drafter for Predicted {
         "predicted"
     }
 
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(Self::draft).collect())
     }
 
@@ -49,10 +49,18 @@ impl Drafter for Predicted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Greedy;
 
     fn drafts(outputs: &[u32], predicted: &[u32], max_drafts: usize) -> Vec<u32> {
         let tokens = [&[99], outputs].concat();
-        let ask = Ask { key: Key { request: 0, choice: 0 }, tokens: &tokens, prompt: 1, predicted, max_drafts };
+        let ask = Ask {
+            key: Key { request: 0, choice: 0 },
+            tokens: &tokens,
+            prompt: 1,
+            predicted,
+            max_drafts,
+            choose: &Greedy,
+        };
         Predicted::draft(&ask).map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use spec::Proposal;
 
 use crate::occurrences::{Continuation, Occurrences, Reach};
-use crate::{Ask, DraftError, Drafter, Key, Silence, chain};
+use crate::{Ask, DraftError, Drafter, Key, Round, Silence, chain};
 
 /// How far suffix decoding looks and what it keeps.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,7 +61,7 @@ impl Drafter for Suffix {
         "suffix"
     }
 
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| self.draft(ask)).collect())
     }
 
@@ -83,11 +83,12 @@ impl Drafter for Suffix {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Greedy;
 
     const KEY: Key = Key { request: 3, choice: 0 };
 
     fn drafts(suffix: &mut Suffix, tokens: &[u32]) -> Vec<u32> {
-        let ask = Ask { key: KEY, tokens, prompt: 1, predicted: &[], max_drafts: 8 };
+        let ask = Ask { key: KEY, tokens, prompt: 1, predicted: &[], max_drafts: 8, choose: &Greedy };
         suffix.draft(&ask).map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
 

@@ -1,6 +1,7 @@
 //! One request at a time, on the caller's thread: the step of [`batch`](crate::batch) for who needs no service.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use kernels::{KvFormat, PAGE, Pool};
@@ -9,6 +10,7 @@ use model::tokenizer::Tokenizer;
 use model::{ForwardError, Model};
 
 use crate::batch::{Batch, BatchOptions, Outcome, RequestId, Speculation, Stats};
+use crate::drafting::Drafting;
 use crate::params::SamplingParams;
 use crate::request::{CommitError, Delta, FinishReason, Limits, Request, RequestError, Usage};
 use crate::sampler::SampleError;
@@ -83,7 +85,7 @@ impl Engine {
     ///
     /// Ids of the model beyond the tokenizer's are padding of the vocabulary and no tokens: they are never sampled.
     pub fn new(
-        model: Model,
+        model: impl Into<Arc<Model>>,
         tokenizer: Tokenizer,
         pool: Pool,
         options: EngineOptions,
@@ -92,7 +94,7 @@ impl Engine {
         let EngineOptions { kv_format, context, prefill_chunk: row_budget } = options;
         // Without a prefix cache: a prompt that is measured twice is to be computed twice.
         let options = BatchOptions { pages: None, kv_format, context, row_budget, max_running: 1, prefix_cache: false };
-        Self { batch: Batch::new(model, tokenizer, pool, options, speculation) }
+        Self { batch: Batch::new(model.into(), tokenizer, pool, options, speculation) }
     }
 
     /// The model.
@@ -130,17 +132,16 @@ impl Engine {
         &mut self,
         prompt: &[u32],
         params: SamplingParams,
+        drafting: &Drafting,
         mut on_delta: impl FnMut(&Delta) -> ControlFlow<()>,
     ) -> Result<Generation, GenerateError> {
         const ONLY: RequestId = RequestId(0);
         let mut stopwatch = Stopwatch::start(Instant::now());
         let request = Request::new(prompt, params, 0, &self.batch.limits, &self.batch.tokenizer)?;
+        let request = request.with_drafting(drafting.clone());
         self.batch.add(ONLY, 0, Salt::default(), vec![request]);
         loop {
-            let start = Instant::now();
-            let stepped = self.batch.step();
-            self.batch.timed(start.elapsed().as_secs_f64());
-            if let Err(error) = stepped {
+            if let Err(error) = self.batch.step() {
                 self.batch.abandon(&error.to_string());
                 self.batch.take_outcomes();
                 return Err(error.into());

@@ -10,6 +10,7 @@
 
 pub mod batch;
 mod cost;
+mod drafting;
 mod engine;
 mod grammar;
 mod history;
@@ -23,6 +24,7 @@ mod stop;
 mod timings;
 
 pub use cost::{MeasureError, measure_cost};
+pub use drafting::Drafting;
 pub use engine::{Engine, EngineOptions, GenerateError, Generation};
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 pub use history::History;

@@ -47,9 +47,36 @@ pub struct NoiseKey {
 enum Stream {
     Block = 0,
     Token = 1,
+    /// Words from which the keys of a round are made.
+    Round = 2,
+    Uniform = 3,
+}
+
+/// What the numbers of one round of drafting and verifying under the rule `ratio` are for. Numbers that served twice
+/// would bias what comes out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To draw drafts.
+    Draft = 0,
+    /// To accept them, and to draw what follows.
+    Verify = 1,
 }
 
 impl NoiseKey {
+    /// Noise of its own for the round whose anchor stands at this position. Rounds have different anchors: a draft that was
+    /// thrown away is not drawn with the same numbers again.
+    pub(crate) fn of_round(&self, purpose: Purpose, anchor: u32) -> NoiseKey {
+        let words = self.words(Stream::Round, anchor, purpose as u32);
+        NoiseKey { seed: u64::from(words[0]) << 32 | u64::from(words[1]), choice: words[2] }
+    }
+
+    /// Number `index` of a stream of uniform numbers in [0, 1).
+    pub(crate) fn uniform(&self, index: u32) -> f64 {
+        let words = self.words(Stream::Uniform, 0, index);
+        let bits = (u64::from(words[0]) << 21) | u64::from(words[1] >> 11);
+        bits as f64 * (f64::EPSILON / 2.0)
+    }
+
     fn words(&self, stream: Stream, position: u32, index: u32) -> [u32; 4] {
         philox4x32_10([index, position, self.choice, stream as u32], [self.seed as u32, (self.seed >> 32) as u32])
     }

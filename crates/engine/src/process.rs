@@ -5,6 +5,8 @@
 //! each truncation judges the renormalised survivors of those before it. Every choice between equal values goes to the
 //! lower token id, so the result is a function of the row and the history and of nothing else.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::history::History;
 use crate::math::{exp, sum_exp};
 use crate::noise::BLOCK;
@@ -28,6 +30,21 @@ impl Scratch {
     /// Empty buffers; they grow to the vocabulary at first use.
     pub fn new() -> Self {
         Self::default()
+    }
+}
+
+/// Buffers for as many threads as sample at the same time.
+#[derive(Debug, Default)]
+pub(crate) struct SharedScratch(Mutex<Vec<Scratch>>);
+
+impl SharedScratch {
+    /// Lends buffers to `sample`.
+    pub(crate) fn with<T>(&self, sample: impl FnOnce(&mut Scratch) -> T) -> T {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock().pop().unwrap_or_default();
+        let sampled = sample(&mut scratch);
+        lock().push(scratch);
+        sampled
     }
 }
 

@@ -3,8 +3,12 @@
 use model::detokenize::Detokenizer;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
+use spec::Distribution;
+
+use crate::drafting::Drafting;
 use crate::grammar::GrammarState;
 use crate::history::History;
+use crate::noise::{NoiseKey, Purpose};
 use crate::params::{ParamsError, SamplingParams};
 use crate::process::Scratch;
 use crate::sampler::{SampleError, Sampled, Sampler};
@@ -149,6 +153,7 @@ pub struct Request {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     grammar: Option<GrammarState>,
+    drafting: Drafting,
     context: usize,
     cached_tokens: usize,
     drafted_tokens: usize,
@@ -185,12 +190,23 @@ impl Request {
             stops: StopMatcher::new(&params.stop),
             grammar: params.grammar.clone().map(GrammarState::new),
             sampler: Sampler::new(params, eos, choice),
+            drafting: Drafting::default(),
             context,
             cached_tokens: 0,
             drafted_tokens: 0,
             accepted_tokens: 0,
             finish: None,
         })
+    }
+
+    /// The same request with what its client says about drafts.
+    pub fn with_drafting(self, drafting: Drafting) -> Self {
+        Self { drafting, ..self }
+    }
+
+    /// What its client says about drafts.
+    pub fn drafting(&self) -> &Drafting {
+        &self.drafting
     }
 
     /// The tokens so far, prompt first, each at its absolute position.
@@ -256,6 +272,58 @@ impl Request {
             self.finish = Some(FinishReason::Error);
         }
         sampled
+    }
+
+    /// The law that [`Request::sample`] draws from.
+    ///
+    /// # Errors
+    /// As [`Request::sample`].
+    pub(crate) fn law(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<Distribution, SampleError> {
+        let law = self.sampler.law(self.grammar.as_mut(), logits, &self.history, scratch);
+        if law.is_err() {
+            self.finish = Some(FinishReason::Error);
+        }
+        law
+    }
+
+    /// `token` as the choice from these `logits`, however it came about.
+    ///
+    /// # Errors
+    /// As [`Request::sample`].
+    pub(crate) fn chosen(&mut self, token: u32, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled, SampleError> {
+        let sampled = self.sampler.report(token, logits, scratch);
+        if sampled.is_err() {
+            self.finish = Some(FinishReason::Error);
+        }
+        sampled
+    }
+
+    /// Noise of the round that begins at the newest token.
+    pub(crate) fn round_noise(&self, purpose: Purpose) -> NoiseKey {
+        self.sampler.noise_key().of_round(purpose, self.tokens().len() as u32 - 1)
+    }
+
+    /// The draft after `drafts` from a drafter's `logits`, and its probability by them. What a grammar forbids may come:
+    /// it does not stand.
+    pub(crate) fn draft(&self, drafts: &[u32], logits: &[f32], scratch: &mut Scratch) -> Option<(u32, f64)> {
+        let position = (self.tokens().len() + drafts.len()) as u32;
+        self.with_drafts(drafts, |history| self.sampler.draft(logits, history, position, scratch))
+    }
+
+    /// The law that a drafter with these `logits` draws from after `drafts`.
+    pub(crate) fn draft_law(&self, drafts: &[u32], logits: &[f32], scratch: &mut Scratch) -> Option<Distribution> {
+        self.with_drafts(drafts, |history| self.sampler.law(None, logits, history, scratch).ok())
+    }
+
+    /// The history as if `drafts` were committed, where anything looks at it.
+    fn with_drafts<T>(&self, drafts: &[u32], use_it: impl FnOnce(&History) -> T) -> T {
+        let params = self.sampler.params();
+        if drafts.is_empty() || !(params.has_penalties() || self.outputs().len() < params.min_tokens) {
+            return use_it(&self.history);
+        }
+        let mut history = self.history.clone();
+        drafts.iter().for_each(|&token| history.push(token));
+        use_it(&history)
     }
 
     /// Ends the request where it is: the receiver wants no more.

@@ -1,8 +1,10 @@
 //! From a row of logits to a token.
 
+use spec::Distribution;
+
 use crate::grammar::{GrammarState, GrammarStop};
 use crate::history::History;
-use crate::math::{ln, sum_exp};
+use crate::math::{exp, ln, sum_exp};
 use crate::noise::{BLOCK, BlockNoise, MAX_GUMBEL, NoiseKey};
 use crate::params::SamplingParams;
 use crate::process::{self, Scratch};
@@ -121,20 +123,71 @@ impl Sampler {
         position: u32,
         scratch: &mut Scratch,
     ) -> Result<Sampled, SampleError> {
-        let (report, top) = match self.params.logprobs {
-            None => (None, Vec::new()),
-            Some(n) => {
-                let log_softmax = LogSoftmax::of(logits, scratch)?;
-                let top = process::top_tokens(scratch, logits, n);
-                (Some(log_softmax), top.into_iter().map(|(token, logit)| (token, log_softmax.at(logit))).collect())
-            }
-        };
         let token = match grammar {
             None => self.choose(logits, history, position, scratch)?,
             Some(grammar) => self.choose_within(grammar, logits, history, position, scratch)?,
         };
-        let logprob = report.map(|log_softmax| log_softmax.at(logits[token as usize]));
+        self.report(token, logits, scratch)
+    }
+
+    /// A token that was chosen from these raw `logits` by whatever rule, with the log-probabilities that were asked for.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub(crate) fn report(&self, token: u32, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled, SampleError> {
+        let Some(n) = self.params.logprobs else { return Ok(Sampled { token, logprob: None, top: Vec::new() }) };
+        let log_softmax = LogSoftmax::of(logits, scratch)?;
+        let top = process::top_tokens(scratch, logits, n);
+        let top = top.into_iter().map(|(token, logit)| (token, log_softmax.at(logit))).collect();
+        let logprob = logits.get(token as usize).map(|&logit| log_softmax.at(logit));
         Ok(Sampled { token, logprob, top })
+    }
+
+    /// The law that the next token is drawn from: what [`Sampler::sample`] draws from by its noise.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub(crate) fn law(
+        &self,
+        grammar: Option<&mut GrammarState>,
+        logits: &[f32],
+        history: &History,
+        scratch: &mut Scratch,
+    ) -> Result<Distribution, SampleError> {
+        scratch.row.clear();
+        scratch.row.extend_from_slice(logits);
+        process::adjust(&mut scratch.row, &self.params, history, &self.end_tokens);
+        if let Some(grammar) = grammar {
+            grammar.mask(&mut scratch.row, &self.end_tokens)?;
+            if scratch.row.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+                return last_resort(grammar).map(Distribution::point);
+            }
+        }
+        let greatest = process::scan(&scratch.row, &mut scratch.block_max)?;
+        if self.params.temperature == 0.0 {
+            return Ok(Distribution::point(process::argmax(&scratch.row, &scratch.block_max, greatest)));
+        }
+        process::shape(scratch, &self.params, greatest);
+        let weights = scratch.row.iter().map(|&z| f64::from(exp(z)));
+        let law = match self.params.truncates(scratch.row.len()) {
+            true => Distribution::sparse((0..).zip(weights).filter(|&(_, weight)| weight > 0.0)),
+            false => Distribution::dense(weights),
+        };
+        // The greatest weight is 1, and none is above it.
+        law.map_err(|_| SampleError::NoToken { vocab: logits.len() })
+    }
+
+    /// The token that would be sampled if a drafter's `logits` were the target's, and its probability by them.
+    pub(crate) fn draft(
+        &self,
+        logits: &[f32],
+        history: &History,
+        position: u32,
+        scratch: &mut Scratch,
+    ) -> Option<(u32, f64)> {
+        let token = self.choose(logits, history, position, scratch).ok()?;
+        let probabilities = LogSoftmax::of(logits, scratch).ok()?;
+        Some((token, f64::from(exp(probabilities.at(logits[token as usize]).min(0.0)))))
     }
 
     /// The processed logits `[vocab]` that the token at the next position is drawn from: at temperature 0 the adjusted

@@ -5,7 +5,7 @@ mod common;
 use std::ops::ControlFlow;
 
 use common::{byte_tokenizer, tiny_llama};
-use engine::{Delta, Engine, EngineOptions, FinishReason, GenerateError, RequestError, SamplingParams};
+use engine::{Delta, Drafting, Engine, EngineOptions, FinishReason, GenerateError, RequestError, SamplingParams};
 use kernels::KvFormat;
 
 const PROMPT: [u32; 40] = {
@@ -33,7 +33,7 @@ fn tokens_of(engine: &mut Engine, prompt: &[u32], params: SamplingParams) -> Vec
         tokens.push(delta.token);
         ControlFlow::Continue(())
     };
-    let generation = engine.generate(prompt, params, take).unwrap();
+    let generation = engine.generate(prompt, params, &Drafting::default(), take).unwrap();
     assert_eq!(generation.usage.output_tokens, tokens.len());
     assert_eq!(generation.usage.prompt_tokens, prompt.len());
     tokens
@@ -75,7 +75,7 @@ fn seeds_differ_and_repeat() {
 #[test]
 fn a_prompt_longer_than_the_context_is_refused_before_anything_runs() {
     let mut engine = engine(EngineOptions { context: Some(32), ..Default::default() }, 1);
-    let error = engine.generate(&PROMPT, sampled(1), |_| panic!("a token came")).unwrap_err();
+    let error = engine.generate(&PROMPT, sampled(1), &Drafting::default(), |_| panic!("a token came")).unwrap_err();
     let too_long = RequestError::PromptTooLong { prompt: 40, context: 32 };
     assert!(matches!(error, GenerateError::Request(found) if found == too_long));
 }
@@ -96,7 +96,7 @@ fn the_receiver_can_end_a_generation() {
         left -= 1;
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let generation = engine.generate(&PROMPT, sampled(50), take).unwrap();
+    let generation = engine.generate(&PROMPT, sampled(50), &Drafting::default(), take).unwrap();
     assert_eq!((generation.finish, generation.usage.output_tokens), (FinishReason::Cancelled, 3));
     assert_eq!(generation.timings.decode_tokens, 2);
 }

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::mpsc;
 
 use common::{byte_tokenizer, tiny_llama};
-use draft::{Ask, DraftError, Drafter, Key, Silence};
+use draft::{Ask, DraftError, Drafter, Key, Round, Silence};
 use engine::batch::{Event, Service, ServiceOptions, Speculation, Stats, Submission};
-use engine::{FinishReason, GrammarCompiler, GrammarSource, SamplingParams};
+use engine::{Drafting, FinishReason, GrammarCompiler, GrammarSource, SamplingParams};
 use kernels::{KvFormat, PAGE};
 use proptest::prelude::*;
 use spec::{CostCurve, Proposal};
@@ -109,7 +109,7 @@ impl Drafter for Foresight {
         "foresight"
     }
 
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| Ok(self.tree(ask))).collect())
     }
 
@@ -149,7 +149,14 @@ fn requests() -> Vec<Submission> {
             ..Default::default()
         };
         let cache_salt = (i % 6 == 5).then(|| "tenant".to_owned());
-        Submission { prompt, params, n: [1, 1, 3, 1, 2][i % 5], cache_salt, priority: [0, 0, 1, -1][i % 4] }
+        Submission {
+            prompt,
+            params,
+            n: [1, 1, 3, 1, 2][i % 5],
+            cache_salt,
+            priority: [0, 0, 1, -1][i % 4],
+            drafting: Drafting { enabled: i % 7 != 6, max_drafts: [None, Some(3), None][i % 3], ..Drafting::default() },
+        }
     };
     lengths.iter().enumerate().map(request).collect()
 }

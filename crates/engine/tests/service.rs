@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use common::{byte_tokenizer, tiny_llama};
 use engine::batch::{Event, Handle, RequestId, Service, ServiceOptions, Sink, Submission, SubmitError};
-use engine::{FinishReason, RequestError, SamplingParams, Usage};
+use engine::{Drafting, FinishReason, RequestError, SamplingParams, Usage};
 use kernels::{KvFormat, PAGE};
 
 fn service(options: ServiceOptions) -> Service {
@@ -18,7 +18,7 @@ fn service(options: ServiceOptions) -> Service {
 fn request(prompt: usize, outputs: Option<usize>) -> Submission {
     let prompt = (0..prompt).map(|p| (p * 31 + p / 7) as u32 % 250).collect();
     let params = SamplingParams { temperature: 1.0, max_tokens: outputs, ignore_eos: true, ..Default::default() };
-    Submission { prompt, params, n: 1, cache_salt: None, priority: 0 }
+    Submission { prompt, params, n: 1, cache_salt: None, priority: 0, drafting: Drafting::default() }
 }
 
 /// A sink that passes events on under a name.

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 
 use anyhow::Result;
-use engine::{Delta, Engine, FinishReason, Generation, SamplingParams};
+use engine::{Delta, Drafting, Engine, FinishReason, Generation, SamplingParams};
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -21,10 +21,15 @@ pub(crate) struct Answer {
 ///
 /// # Errors
 /// When the request cannot run, generation fails, or the reader of the output has gone.
-pub(crate) fn stream(engine: &mut Engine, prompt: &[u32], params: &SamplingParams) -> Result<Answer> {
+pub(crate) fn stream(
+    engine: &mut Engine,
+    prompt: &[u32],
+    params: &SamplingParams,
+    drafting: &Drafting,
+) -> Result<Answer> {
     let tokenizer = engine.tokenizer().clone();
     let (mut text, mut failed) = (String::new(), None);
-    let generation = engine.generate(prompt, params.clone(), |delta| {
+    let generation = engine.generate(prompt, params.clone(), drafting, |delta| {
         text.push_str(&delta.text);
         match show(delta, &tokenizer) {
             Ok(()) => ControlFlow::Continue(()),

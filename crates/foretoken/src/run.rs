@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use engine::{Engine, EngineOptions, SamplingParams};
+use engine::{Drafting, Engine, EngineOptions, SamplingParams};
 use model::chat::{ChatTemplate, RenderOptions};
 use serde_json::{Value, json};
 
@@ -87,7 +87,7 @@ impl Session {
                 template.encode(&self.messages, &options, tokenizer)?
             }
         };
-        let answer = answer::stream(&mut self.engine, &prompt, &self.params)?;
+        let answer = answer::stream(&mut self.engine, &prompt, &self.params, &Drafting::default())?;
         eprintln!("{}", answer.summary());
         self.messages.push(json!({ "role": "assistant", "content": answer.text }));
         Ok(answer)

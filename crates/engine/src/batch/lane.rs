@@ -9,9 +9,7 @@ use spec::{Accepted, Proposal};
 
 use super::plan::Demand;
 use super::{Outcome, RequestId};
-use crate::engine::GenerateError;
-use crate::process::Scratch;
-use crate::request::{Committed, Request};
+use crate::request::Request;
 
 /// One choice of a request.
 pub(super) struct Choice {
@@ -25,40 +23,6 @@ pub(super) struct Checked {
     pub(super) proposal: Proposal,
     /// Which node of the whole proposal each of its nodes is.
     pub(super) proposed: Vec<usize>,
-}
-
-impl Choice {
-    /// Samples the next token from `logits` `[vocab]`, commits it and notes what came of it. Answers the token, or `None`
-    /// if the choice had ended or ends without one. `is_draft` says whether a token was drafted.
-    pub(super) fn next(
-        &mut self,
-        logits: &[f32],
-        scratch: &mut Scratch,
-        is_draft: impl Fn(u32) -> bool,
-        outcomes: &mut Vec<(u32, Outcome)>,
-    ) -> Option<u32> {
-        if self.request.finish().is_some() {
-            return None;
-        }
-        let outputs = self.request.outputs().len();
-        let sampled = self.request.sample(logits, scratch);
-        let sampled = sampled.map_err(|source| GenerateError::Sample { outputs, source });
-        match sampled.and_then(|sampled| Ok(self.request.commit(sampled)?)) {
-            Ok(Committed { mut delta, finish }) => {
-                let token = delta.token;
-                delta.drafted = is_draft(token);
-                outcomes.push((self.index, Outcome::Token(delta)));
-                if let Some(reason) = finish {
-                    outcomes.push((self.index, Outcome::Finished(reason, self.request.usage())));
-                }
-                Some(token)
-            }
-            Err(error) => {
-                outcomes.push((self.index, Outcome::Failed(error)));
-                None
-            }
-        }
-    }
 }
 
 /// One sequence in the cache and the choices that have exactly its tokens: all n of a request until its prompt is

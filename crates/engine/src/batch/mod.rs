@@ -8,18 +8,22 @@
 //! The room for scheduling: who runs, with which pages, and where the tokens go. What a token is worth is the
 //! sampler's, what follows from it the request's; sockets and JSON may not enter.
 
+mod counts;
 mod lane;
 mod plan;
 mod service;
 mod speculate;
 mod step;
+mod verify;
 
+pub use counts::{DRAFT_POSITIONS, DraftCounts, Reason};
 pub use service::{Handle, Service, Sink};
-pub use speculate::{DRAFT_POSITIONS, DraftCounts, Speculation};
+pub use speculate::Speculation;
 pub(crate) use step::{Batch, BatchOptions, Outcome};
 
 use kernels::KvFormat;
 
+use crate::drafting::Drafting;
 use crate::params::SamplingParams;
 use crate::request::{Delta, FinishReason, RequestError, Usage};
 
@@ -37,6 +41,8 @@ pub struct Submission {
     pub cache_salt: Option<String>,
     /// Higher ones begin first and are preempted last; equal ones in the order of arrival.
     pub priority: i32,
+    /// What its client says about drafts.
+    pub drafting: Drafting,
 }
 
 /// Names a request of one service. Later ones are greater.
@@ -150,4 +156,12 @@ pub struct Stats {
     pub rows: u64,
     /// Seconds that they took.
     pub step_seconds: f64,
+    /// Of these, seconds that drafters took, and the decision what is checked.
+    pub propose_seconds: f64,
+    /// Seconds that forwards of the target took.
+    pub forward_seconds: f64,
+    /// Seconds that sampling, acceptance and commits took.
+    pub commit_seconds: f64,
+    /// Seconds that the forwards should have taken by the curve of costs; 0 without drafts.
+    pub predicted_seconds: f64,
 }

@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use kernels::Pool;
 use kv::Salt;
@@ -81,7 +80,7 @@ impl Service {
     /// # Panics
     /// When the system has no thread left.
     pub fn start(
-        model: Model,
+        model: impl Into<Arc<Model>>,
         tokenizer: Tokenizer,
         pool: Pool,
         options: ServiceOptions,
@@ -89,6 +88,7 @@ impl Service {
     ) -> Service {
         let ServiceOptions { kv_bytes, kv_format, context, row_budget, max_running, max_waiting, prefix_cache } =
             options;
+        let model = model.into();
         let pages = (kv_bytes / model.kv_layout(kv_format).bytes_per_page()).min(u32::MAX as usize);
         let max_running = max_running.max(1);
         let options = BatchOptions { pages: Some(pages), kv_format, context, row_budget, max_running, prefix_cache };
@@ -135,13 +135,16 @@ impl Handle {
     /// # Errors
     /// [`SubmitError`]; the sink is then never called.
     pub fn submit(&self, submission: Submission, sink: Sink) -> Result<RequestId, SubmitError> {
-        let Submission { prompt, params, n, cache_salt, priority } = submission;
+        let Submission { prompt, params, n, cache_salt, priority, drafting } = submission;
         let Shared { limits, tokenizer, max_running, max_waiting, .. } = &*self.shared;
         if n == 0 || n as usize > *max_running {
             return Err(RequestError::Choices { n, max: *max_running }.into());
         }
-        let request = |choice| Request::new(&prompt, params.clone(), choice, limits, tokenizer);
-        let requests = (0..n).map(request).collect::<Result<Vec<_>, _>>()?;
+        let request = |choice| {
+            let request = Request::new(&prompt, params.clone(), choice, limits, tokenizer)?;
+            Ok(request.with_drafting(drafting.clone()))
+        };
+        let requests = (0..n).map(request).collect::<Result<Vec<_>, RequestError>>()?;
         let salt = Salt::new(cache_salt.as_deref());
         // Sent under the lock: whatever was taken while the gate was open reaches the thread before the word to stop.
         let mut gate = self.shared.gate();
@@ -197,21 +200,16 @@ struct Runner {
     shared: Arc<Shared>,
     clients: HashMap<RequestId, Client>,
     stopping: bool,
-    step_time: Duration,
 }
 
 impl Runner {
     fn new(batch: Batch, inbox: Receiver<Command>, shared: Arc<Shared>) -> Runner {
-        Runner { batch, inbox, shared, clients: HashMap::new(), stopping: false, step_time: Duration::ZERO }
+        Runner { batch, inbox, shared, clients: HashMap::new(), stopping: false }
     }
 
     fn run(mut self) {
         while self.listen() {
-            let start = Instant::now();
             self.guarded(Batch::step);
-            let elapsed = start.elapsed();
-            self.batch.timed(elapsed.as_secs_f64());
-            self.step_time += elapsed;
             self.publish(0);
             self.emit();
         }
@@ -267,7 +265,7 @@ impl Runner {
 
     /// Lets others see how things stand, before they hear of it by an event.
     fn publish(&mut self, submitted: usize) {
-        let stats = Stats { step_seconds: self.step_time.as_secs_f64(), ..self.batch.stats() };
+        let stats = self.batch.stats();
         let mut gate = self.shared.gate();
         gate.queued -= submitted;
         gate.stats = stats;
@@ -350,7 +348,7 @@ mod tests {
             max_running: 2,
             prefix_cache: true,
         };
-        let batch = Batch::new(model, tokenizer.clone(), pool, options, None);
+        let batch = Batch::new(Arc::new(model), tokenizer.clone(), pool, options, None);
         let gate = Mutex::new(Gate { open: true, next: 0, queued: 0, stats: batch.stats() });
         let limits = batch.limits.clone();
         let shared = Arc::new(Shared { limits, tokenizer, max_running: 2, max_waiting: 5, gate });

@@ -1,11 +1,15 @@
 //! Drafts for the requests of a step: who gets some, and how many of them are checked.
 
-use draft::{Ask, Drafter, Key, Verdict};
-use spec::{Accepted, Admission, CostCurve, Mandatory, OnlineCalibration, Proposal, Search, Tree};
+use draft::{Ask, Drafter, Key, Round, Silence, Verdict};
+use kernels::Pool;
+use spec::{Admission, CostCurve, Mandatory, OnlineCalibration, Proposal, Search};
 
 use super::RequestId;
+use super::counts::{DraftCounts, Reason};
 use super::lane::{Checked, Choice, Lane};
 use super::step::context;
+use crate::drafting::Chooser;
+use crate::process::SharedScratch;
 
 /// What a batch drafts with.
 pub struct Speculation {
@@ -17,36 +21,6 @@ pub struct Speculation {
     pub curve: CostCurve,
 }
 
-/// Distances from the anchor that are counted apart; further ones count with the last.
-pub const DRAFT_POSITIONS: usize = 16;
-
-/// What became of drafts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DraftCounts {
-    /// Proposals of which something was checked.
-    pub proposals: u64,
-    /// Drafts that were checked.
-    pub checked: u64,
-    /// Drafts that were committed.
-    pub accepted: u64,
-    /// Steps of a request in which a draft at this distance from the anchor, from 1, was checked.
-    pub checked_at: [u64; DRAFT_POSITIONS],
-    /// Of these, those in which one was committed.
-    pub accepted_at: [u64; DRAFT_POSITIONS],
-}
-
-impl DraftCounts {
-    pub(super) fn note(&mut self, tree: &Tree, accepted: &Accepted) {
-        self.proposals += 1;
-        self.checked += tree.drafts() as u64;
-        self.accepted += accepted.path.len() as u64;
-        let deepest = tree.depths().iter().max().map_or(0, |&depth| depth as usize);
-        let place = |depth: usize| (depth - 1).min(DRAFT_POSITIONS - 1);
-        (1..=deepest).for_each(|depth| self.checked_at[place(depth)] += 1);
-        (1..=accepted.path.len()).for_each(|depth| self.accepted_at[place(depth)] += 1);
-    }
-}
-
 /// Rows of a step at most, drafts included: beyond it rows cost about as much as they would in a step of their own.
 const MAX_ROWS: usize = 128;
 
@@ -56,56 +30,151 @@ const MEMORY: usize = 2000;
 pub(super) struct Speculator {
     drafter: Box<dyn Drafter>,
     max_drafts: usize,
+    /// Tokens that the target knows: ids below this.
+    vocab: usize,
     curve: CostCurve,
     calibration: OnlineCalibration,
     admission: Admission,
+    /// What the drafter last failed with: the same failure is told of once.
+    trouble: Option<String>,
+}
+
+/// A lane that can use drafts.
+struct Asking<'l> {
+    index: usize,
+    lane: &'l Lane,
+    choice: &'l Choice,
+    max_drafts: usize,
+    chooser: Chooser<'l>,
+}
+
+impl<'l> Asking<'l> {
+    fn ask(&'l self) -> Ask<'l> {
+        let (tokens, request) = (self.lane.tokens(), &self.choice.request);
+        Ask {
+            key: Key { request: self.lane.id.0, choice: self.choice.index },
+            tokens,
+            prompt: tokens.len() - request.outputs().len(),
+            predicted: &request.drafting().predicted,
+            max_drafts: self.max_drafts,
+            choose: &self.chooser,
+        }
+    }
 }
 
 impl Speculator {
-    pub(super) fn new(speculation: Speculation) -> Self {
+    pub(super) fn new(speculation: Speculation, vocab: usize) -> Self {
         let Speculation { drafter, max_drafts, curve } = speculation;
         let calibration = OnlineCalibration::new(max_drafts, MEMORY);
-        Self { drafter, max_drafts, curve, calibration, admission: Admission::new() }
+        Self { drafter, max_drafts, vocab, curve, calibration, admission: Admission::new(), trouble: None }
     }
 
     /// Gives every lane that decodes the drafts that this step is to check.
-    pub(super) fn propose(&mut self, running: &mut [Lane]) {
+    pub(super) fn propose(
+        &mut self,
+        running: &mut [Lane],
+        pool: &Pool,
+        scratch: &SharedScratch,
+        counts: &mut DraftCounts,
+    ) {
         running.iter_mut().for_each(|lane| lane.checked = None);
-        let asking: Vec<usize> = (0..running.len()).filter(|&index| self.max_drafts(&running[index]) > 0).collect();
+        let mut asking = Vec::new();
+        for (index, lane) in running.iter().enumerate() {
+            match self.max_drafts(lane) {
+                None => {}
+                Some(Err(reason)) => counts.silent(reason),
+                Some(Ok((choice, max_drafts))) => {
+                    let chooser = Chooser::new(&choice.request, scratch);
+                    asking.push(Asking { index, lane, choice, max_drafts, chooser });
+                }
+            }
+        }
         if asking.is_empty() {
             return;
         }
-        let asks: Vec<Ask<'_>> = asking.iter().map(|&index| self.ask(&running[index])).collect();
-        let answers = match self.drafter.propose(&asks) {
-            Ok(answers) => answers,
-            // The requests go on without.
-            Err(_) => return,
-        };
-        let proposals: Vec<(usize, Proposal)> =
-            asking.into_iter().zip(answers).filter_map(|(index, answer)| Some((index, answer.ok()?))).collect();
-        self.admit(running, proposals);
+        let rows: usize = running.iter().map(|lane| lane.rows).sum();
+        let round = Round { pool, step_seconds: self.curve.seconds(rows, context(running)) };
+        let asks: Vec<Ask<'_>> = asking.iter().map(Asking::ask).collect();
+        let answers = self.answers(&round, &asks);
+        let mut proposals = Vec::with_capacity(asks.len());
+        for (asking, answer) in asking.iter().zip(answers) {
+            match answer.and_then(|proposal| self.usable(proposal, asking.max_drafts)) {
+                Ok(proposal) => proposals.push((asking.index, proposal)),
+                Err(reason) => counts.silent(reason),
+            }
+        }
+        let draws = asks.iter().any(|ask| ask.choose.draws());
+        drop(asks);
+        drop(asking);
+        self.admit(running, proposals, draws, counts);
     }
 
-    /// Drafts on a path that the lane can use: a last token needs none, for it is sampled anyway.
-    fn max_drafts(&self, lane: &Lane) -> usize {
-        match &lane.choices[..] {
-            [choice] if lane.rows > 0 && lane.demand().decodes => {
-                self.max_drafts.min(choice.request.remaining().saturating_sub(1))
-            }
-            _ => 0,
+    /// Drafts on a path that the lane can use; `None` if it does not decode. A last token needs none: it is sampled anyway.
+    fn max_drafts<'l>(&self, lane: &'l Lane) -> Option<Result<(&'l Choice, usize), Reason>> {
+        let [choice] = &lane.choices[..] else { return None };
+        if lane.rows == 0 || !lane.demand().decodes {
+            return None;
+        }
+        let drafting = choice.request.drafting();
+        let allowed = drafting.max_drafts.unwrap_or(usize::MAX).min(self.max_drafts);
+        if !drafting.enabled || allowed == 0 {
+            return Some(Err(Reason::Disabled));
+        }
+        match allowed.min(choice.request.remaining().saturating_sub(1)) {
+            0 => Some(Err(Reason::LastToken)),
+            drafts => Some(Ok((choice, drafts))),
         }
     }
 
-    fn ask<'l>(&self, lane: &'l Lane) -> Ask<'l> {
-        let tokens = lane.tokens();
-        let choice = &lane.choices[0];
-        let key = Key { request: lane.id.0, choice: choice.index };
-        let prompt = tokens.len() - choice.request.outputs().len();
-        Ask { key, tokens, prompt, predicted: &[], max_drafts: self.max_drafts(lane) }
+    /// What the drafter says to each request. If it fails they go on without, and the log says why.
+    fn answers(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Vec<Result<Proposal, Reason>> {
+        let reason = |silence| match silence {
+            Silence::NoMatch => Reason::NoMatch,
+            Silence::Context => Reason::Context,
+            Silence::DoesNotPay => Reason::DoesNotPay,
+        };
+        match self.drafter.propose(round, asks) {
+            Ok(answers) => {
+                self.trouble = None;
+                answers.into_iter().map(|answer| answer.map_err(reason)).collect()
+            }
+            Err(error) => {
+                let message = error.to_string();
+                if self.trouble.as_ref() != Some(&message) {
+                    tracing::error!("{message}; requests go on without drafts");
+                    self.trouble = Some(message);
+                }
+                asks.iter().map(|_| Err(Reason::Failed)).collect()
+            }
+        }
     }
 
-    /// Hands each lane what is to be checked of its proposal.
-    fn admit(&mut self, running: &mut [Lane], proposals: Vec<(usize, Proposal)>) {
+    /// The part of a proposal that can be checked: no token that the target does not know, and no path longer than what
+    /// may still be said.
+    fn usable(&self, proposal: Proposal, max_drafts: usize) -> Result<Proposal, Reason> {
+        let tree = proposal.tree();
+        let mut kept: Vec<bool> = Vec::with_capacity(tree.len());
+        for node in 0..tree.len() {
+            let parent = tree.parent(node).is_none_or(|parent| kept[parent]);
+            let known = (tree.tokens()[node] as usize) < self.vocab;
+            kept.push(node == 0 || parent && known && tree.depths()[node] as usize <= max_drafts);
+        }
+        let proposal = match kept.iter().all(|&kept| kept) {
+            true => proposal,
+            false => proposal.keep(&kept).map_err(|_| Reason::Failed)?.0,
+        };
+        if proposal.tree().drafts() == 0 { Err(Reason::NoMatch) } else { Ok(proposal) }
+    }
+
+    /// Hands each lane what is to be checked of its proposal. Where drafts `draw` by chance, whether one is checked may
+    /// not depend on those beyond it, so that the search has to stop early (DSpark, appendix A).
+    fn admit(
+        &mut self,
+        running: &mut [Lane],
+        proposals: Vec<(usize, Proposal)>,
+        draws: bool,
+        counts: &mut DraftCounts,
+    ) {
         self.admission.clear();
         for (_, proposal) in &proposals {
             let tree = proposal.tree();
@@ -121,11 +190,11 @@ impl Speculator {
         let worth = self.curve.seconds(rows, context) / self.curve.seconds(decodes, context);
         let mandatory = Mandatory { rows, tokens: decodes as f64 * worth, max_rows: MAX_ROWS };
         let steps = |rows| self.curve.steps_per_second(rows, context);
-        if self.admission.admit(mandatory, Search::Global, steps).is_err() {
-            return;
-        }
+        let search = if draws { Search::EarlyStop } else { Search::Global };
+        let admitted = self.admission.admit(mandatory, search, steps).is_ok();
         for (number, (index, proposal)) in proposals.into_iter().enumerate() {
-            if self.admission.drafts(number) == 0 {
+            if !admitted || self.admission.drafts(number) == 0 {
+                counts.silent(Reason::DoesNotPay);
                 continue;
             }
             if let Ok((proposal, proposed)) = proposal.keep(self.admission.kept(number)) {
@@ -134,20 +203,24 @@ impl Speculator {
         }
     }
 
-    /// Learns what became of a proposal.
-    pub(super) fn observe(&mut self, lane: &Lane, Checked { proposal, proposed }: &Checked) {
+    /// Learns what became of a proposal, and counts it.
+    pub(super) fn observe(&mut self, lane: &Lane, Checked { proposal, proposed }: &Checked, counts: &mut DraftCounts) {
         let [choice] = &lane.choices[..] else { return };
         let (tree, accepted) = (proposal.tree(), &lane.accepted);
+        let calibrated = |depth: usize, node: usize| self.calibration.confidence(depth - 1, tree.confidences()[node]);
+        counts.note(tree, accepted, choice.request.finish().is_some(), calibrated);
         self.calibration.observe_tree(tree, accepted);
         let verdict = Verdict { tree, proposed, accepted };
         let key = Key { request: lane.id.0, choice: choice.index };
         self.drafter.judged(key, &verdict);
     }
 
-    /// Learns what a step of so many rows cost.
-    pub(super) fn timed(&mut self, rows: usize, context: usize, seconds: f64) {
+    /// Learns what a forward of so many rows cost. Answers what had been expected.
+    pub(super) fn timed(&mut self, rows: usize, context: usize, seconds: f64) -> f64 {
+        let expected = self.curve.seconds(rows, context);
         // A clock that stood still teaches nothing.
         let _ = self.curve.observe(rows, context, seconds);
+        expected
     }
 
     /// A choice has ended.

@@ -1,22 +1,25 @@
 //! The requests of one engine, and the step that they share: plan, forward, sample, commit.
 //!
-//! Each stage is a method and hands its result to the next one; nothing flows backwards. Nothing here blocks, reads a
-//! clock or knows who is waiting for the outcome.
+//! Each stage is a method and hands its result to the next one; nothing flows backwards. Nothing here blocks or knows who
+//! is waiting for the outcome. The clock is read to say where the time goes and what rows cost, which decides how many
+//! drafts are checked and nothing else.
 
-use std::convert::Infallible;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Instant;
 
 use kernels::{KvFormat, PAGE, Pool};
 use kv::{KvCache, Salt, Sequence};
 use model::tokenizer::Tokenizer;
 use model::{ForwardError, Model, Segment, Workspace};
 
+use super::counts::Reason;
 use super::lane::{Choice, Lane};
 use super::plan::{self, Demand, Room};
 use super::speculate::{Speculation, Speculator};
+use super::verify::commit;
 use super::{RequestId, Stats};
 use crate::engine::GenerateError;
-use crate::process::Scratch;
+use crate::process::SharedScratch;
 use crate::request::{Delta, FinishReason, Limits, Request, Usage};
 
 /// How a batch is set up. See [`ServiceOptions`](super::ServiceOptions).
@@ -41,7 +44,7 @@ pub(crate) enum Outcome {
 
 /// A model with all that it takes to answer requests, and the requests.
 pub(crate) struct Batch {
-    pub(crate) model: Model,
+    pub(crate) model: Arc<Model>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) limits: Limits,
     pub(crate) cache: KvCache,
@@ -58,8 +61,6 @@ pub(crate) struct Batch {
     /// In the order in which they begin. They hold no pages.
     waiting: Vec<Lane>,
     outcomes: Vec<(RequestId, u32, Outcome)>,
-    /// Rows of the newest step, and the tokens before them on average.
-    newest: (usize, usize),
     /// The counters; what can be seen from the lanes is filled in by [`Batch::stats`].
     counters: Stats,
 }
@@ -67,7 +68,7 @@ pub(crate) struct Batch {
 impl Batch {
     /// Ids of the model beyond the tokenizer's are padding of the vocabulary and no tokens: they are never sampled.
     pub(crate) fn new(
-        model: Model,
+        model: Arc<Model>,
         tokenizer: Tokenizer,
         pool: Pool,
         options: BatchOptions,
@@ -80,7 +81,8 @@ impl Batch {
         let context = context.min(pages.saturating_mul(PAGE));
         let mut eos = config.eos.clone();
         eos.extend(tokenizer.eos().iter().filter(|token| !config.eos.contains(token)));
-        let limits = Limits { vocab: config.vocab.min(tokenizer.vocab_size()), context, eos };
+        let vocab = config.vocab.min(tokenizer.vocab_size());
+        let limits = Limits { vocab, context, eos };
         let cache = KvCache::new(model.kv_layout(options.kv_format), pages);
         Batch {
             model,
@@ -93,11 +95,10 @@ impl Batch {
             row_budget: options.row_budget.max(1),
             max_running: options.max_running.max(1),
             prefix_cache: options.prefix_cache,
-            speculator: speculation.map(Speculator::new),
+            speculator: speculation.map(|speculation| Speculator::new(speculation, vocab)),
             running: Vec::new(),
             waiting: Vec::new(),
             outcomes: Vec::new(),
-            newest: (0, 0),
             counters: Stats::default(),
         }
     }
@@ -137,47 +138,55 @@ impl Batch {
     /// When the model refuses the rows, which no request that was let in can bring about; no request that runs can go
     /// on then: see [`Batch::abandon`].
     pub(crate) fn step(&mut self) -> Result<(), ForwardError> {
+        let start = Instant::now();
         self.admit();
         self.plan();
-        if let Some(speculator) = &mut self.speculator {
-            speculator.propose(&mut self.running);
-        }
+        self.propose();
         self.reserve();
         let rows: usize = self.running.iter().map(|lane| lane.rows + lane.drafts()).sum();
-        self.newest = (rows, context(&self.running));
         if rows > 0 {
-            self.compute()?;
+            self.compute(rows)?;
             self.settle();
             self.collect();
             self.sweep();
             self.counters.steps += 1;
             self.counters.rows += rows as u64;
         }
+        self.counters.step_seconds += start.elapsed().as_secs_f64();
         Ok(())
     }
 
-    /// Says how long the newest step took, which teaches admission what rows cost.
-    pub(crate) fn timed(&mut self, seconds: f64) {
-        let (rows, context) = self.newest;
-        if let (1.., Some(speculator)) = (rows, &mut self.speculator) {
-            speculator.timed(rows, context, seconds);
-        }
+    /// Asks for drafts, and takes in as many as pay.
+    fn propose(&mut self) {
+        let Some(speculator) = &mut self.speculator else { return };
+        let start = Instant::now();
+        speculator.propose(&mut self.running, &self.pool, &self.scratch, &mut self.counters.drafts);
+        self.counters.propose_seconds += start.elapsed().as_secs_f64();
     }
 
     /// Computes the planned rows in one ragged batch, and commits a token to every lane that is then up to date.
-    fn compute(&mut self) -> Result<(), ForwardError> {
-        let Batch { model, pool, cache, workspace, running, .. } = self;
+    fn compute(&mut self, rows: usize) -> Result<(), ForwardError> {
+        let Batch { model, pool, cache, workspace, running, counters, .. } = self;
+        let start = Instant::now();
+        let context = context(running);
         let batch: Vec<Segment<'_>> = running.iter().filter(|lane| lane.rows > 0).map(Lane::segment).collect();
         let output = model.forward(workspace, pool, cache, &batch, &[])?;
         drop(batch);
+        let computed = Instant::now();
         advance(running, cache, self.prefix_cache);
         split(running, cache);
-        let (width, vocab, scratch) = (self.model.config().vocab, self.limits.vocab, &self.scratch);
+        let (width, vocab, scratch) = (model.config().vocab, self.limits.vocab, &self.scratch);
         pool.for_each_mut(running, |_, lane| {
             let Some(row) = lane.logits_row.take() else { return };
             let logits = |node: usize| &output.logits[(row + node) * width..][..vocab];
             scratch.with(|scratch| commit(lane, logits, scratch));
         });
+        let seconds = (computed - start).as_secs_f64();
+        if let Some(speculator) = &mut self.speculator {
+            counters.predicted_seconds += speculator.timed(rows, context, seconds);
+        }
+        counters.forward_seconds += seconds;
+        counters.commit_seconds += computed.elapsed().as_secs_f64();
         Ok(())
     }
 
@@ -191,8 +200,7 @@ impl Batch {
             if self.prefix_cache && before / PAGE < lane.computed / PAGE {
                 lane.remember(&mut self.cache);
             }
-            self.counters.drafts.note(checked.proposal.tree(), &lane.accepted);
-            speculator.observe(lane, &checked);
+            speculator.observe(lane, &checked, &mut self.counters.drafts);
         }
     }
 
@@ -270,7 +278,7 @@ impl Batch {
             match reserved {
                 Ok(()) => index += 1,
                 // Nobody loses a page for a guess.
-                Err(_) if lane.checked.take().is_some() => {}
+                Err(_) if lane.checked.take().is_some() => self.counters.drafts.silent(Reason::NoPages),
                 Err(_) if self.running.len() > 1 => self.preempt_youngest(),
                 Err(error) => {
                     self.fail_all(|| error.into());
@@ -320,7 +328,7 @@ impl Batch {
         (self.workspace, self.scratch) = (Workspace::new(), SharedScratch::default());
     }
 
-    /// What is going on. `step_seconds` is left to who has a clock.
+    /// What is going on, and what has been.
     pub(crate) fn stats(&self) -> Stats {
         let requests = |lanes: &[Lane]| lanes.chunk_by(|a, b| a.id == b.id).count();
         let (total, free) = (self.cache.total_pages(), self.cache.free_pages());
@@ -369,27 +377,6 @@ fn split(running: &mut Vec<Lane>, cache: &mut KvCache) {
     }
 }
 
-/// Samples the next token of every choice from the `logits` of row 0, `[vocab]`, and commits it. Where there are drafts,
-/// goes on from each that is the very token, with the logits of its row.
-fn commit<'l>(lane: &mut Lane, logits: impl Fn(usize) -> &'l [f32], scratch: &mut Scratch) {
-    let Lane { choices, outcomes, checked, accepted, .. } = lane;
-    let Some(tree) = checked.as_ref().map(|checked| checked.proposal.tree()) else {
-        for choice in choices {
-            choice.next(logits(0), scratch, |_| false, outcomes);
-        }
-        return;
-    };
-    for choice in choices {
-        let next = |node| {
-            let is_draft = |token| tree.child(node, token).is_some();
-            Ok::<_, Infallible>(choice.next(logits(node), scratch, is_draft, outcomes))
-        };
-        let Ok(walked) = spec::keyed(tree, next);
-        choice.request.count_drafts(tree.drafts(), walked.path.len());
-        *accepted = walked;
-    }
-}
-
 /// Takes the choices that are `gone` from a lane, and from what the drafter keeps.
 fn forget(lane: &mut Lane, speculator: &mut Option<Speculator>, gone: impl Fn(&Choice) -> bool) {
     let id = lane.id;
@@ -400,19 +387,6 @@ fn forget(lane: &mut Lane, speculator: &mut Option<Speculator>, gone: impl Fn(&C
         }
         !gone
     });
-}
-
-/// Buffers of the sampler for as many threads as sample at the same time.
-#[derive(Debug, Default)]
-struct SharedScratch(Mutex<Vec<Scratch>>);
-
-impl SharedScratch {
-    fn with(&self, sample: impl FnOnce(&mut Scratch)) {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut scratch = lock().pop().unwrap_or_default();
-        sample(&mut scratch);
-        lock().push(scratch);
-    }
 }
 
 /// Adds a lane at its place in the order.

@@ -1,0 +1,109 @@
+//! What became of drafts, counted.
+
+use draft::{Opinion, Verdict};
+use spec::{Accepted, Tree};
+
+use super::verify::counted;
+
+/// Distances from the anchor that are counted apart; further ones count with the last.
+pub const DRAFT_POSITIONS: usize = 16;
+
+/// Why a request that decoded had no draft checked in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Its client wants none.
+    Disabled,
+    /// It can say one token more, which needs none.
+    LastToken,
+    /// Nothing came to the drafter's mind.
+    NoMatch,
+    /// It is longer than the drafter can follow.
+    Context,
+    /// Drafting, or checking, would have taken more time than it saved.
+    DoesNotPay,
+    /// There were no pages for drafts.
+    NoPages,
+    /// The drafter failed.
+    Failed,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Reason; 7] = [
+        Reason::Disabled,
+        Reason::LastToken,
+        Reason::NoMatch,
+        Reason::Context,
+        Reason::DoesNotPay,
+        Reason::NoPages,
+        Reason::Failed,
+    ];
+
+    /// As metrics and tables have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::Disabled => "disabled",
+            Reason::LastToken => "last_token",
+            Reason::NoMatch => "no_match",
+            Reason::Context => "context",
+            Reason::DoesNotPay => "does_not_pay",
+            Reason::NoPages => "no_pages",
+            Reason::Failed => "failed",
+        }
+    }
+}
+
+/// What became of drafts.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DraftCounts {
+    /// Proposals of which something was checked: steps of a request that had drafts.
+    pub proposals: u64,
+    /// Drafts that were checked, but for those beyond the end of their request.
+    pub checked: u64,
+    /// Drafts that were committed.
+    pub accepted: u64,
+    /// Steps of a request in which a draft at this distance from the anchor, from 1, was checked.
+    pub checked_at: [u64; DRAFT_POSITIONS],
+    /// Of these, those in which one was committed.
+    pub accepted_at: [u64; DRAFT_POSITIONS],
+    /// Steps of a request without drafts, by [`Reason`] in the order of [`Reason::ALL`].
+    pub silent: [u64; Reason::ALL.len()],
+    /// Drafts of which the target's opinion is known: the children of what was committed.
+    pub judged: u64,
+    /// The sum of their calibrated confidences: how many of them should have stood.
+    pub expected: f64,
+    /// The sum of (confidence − outcome)²: over `judged`, the Brier score.
+    pub squared_error: f64,
+}
+
+impl DraftCounts {
+    /// A request had no drafts in a step.
+    pub(super) fn silent(&mut self, reason: Reason) {
+        self.silent[reason as usize] += 1;
+    }
+
+    /// A tree was checked. `calibrated` is the confidence with which a draft at a depth, from 1, was admitted.
+    pub(super) fn note(
+        &mut self,
+        tree: &Tree,
+        accepted: &Accepted,
+        ended: bool,
+        calibrated: impl Fn(usize, usize) -> f64,
+    ) {
+        let nodes: Vec<usize> = counted(tree, accepted, ended).collect();
+        self.proposals += 1;
+        self.checked += nodes.len() as u64;
+        self.accepted += accepted.path.len() as u64;
+        let deepest = nodes.iter().map(|&node| tree.depths()[node] as usize).max().unwrap_or(0);
+        let place = |depth: usize| (depth - 1).min(DRAFT_POSITIONS - 1);
+        (1..=deepest).for_each(|depth| self.checked_at[place(depth)] += 1);
+        (1..=accepted.path.len()).for_each(|depth| self.accepted_at[place(depth)] += 1);
+        let themselves: Vec<usize> = (0..tree.len()).collect();
+        for Opinion { node, depth, stands } in (Verdict { tree, proposed: &themselves, accepted }).opinions() {
+            let confidence = calibrated(depth, node);
+            self.judged += 1;
+            self.expected += confidence;
+            self.squared_error += (confidence - f64::from(u8::from(stands))).powi(2);
+        }
+    }
+}
