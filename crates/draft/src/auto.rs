@@ -1,152 +1,193 @@
-//! `auto`: for each request and step the proposal that is expected to help most, of several drafters'.
+//! `auto`: for each request and step the proposal that is expected to help most, of several drafters'; or none, where
+//! drafting takes more than it brings.
+
+mod rated;
 
 use std::collections::HashMap;
+use std::time::Instant;
 
-use spec::{OnlineCalibration, Proposal};
+use spec::Proposal;
 
-use crate::{Ask, DraftError, Drafter, Key, Opinion, Round, Silence, Verdict};
+use self::rated::{Mean, Rated};
+use crate::{Ask, DraftError, Drafter, Key, Round, Silence, Verdict};
 
-/// Drafts on a path of which acceptance is learnt by position; deeper ones share the last's.
-const POSITIONS: usize = 16;
+/// The share of a step's time that may go to trying drafters where they did not pay: it is what `auto` may lose.
+const TRYING: f64 = 0.005;
 
-/// Drafts that count in what all requests have taught of a drafter.
-const MEMORY: usize = 2000;
+/// Requests that count in how long an answer usually is.
+const ANSWERS: f64 = 32.0;
 
-/// Drafts that count in what one request has.
-const MEMORY_OF_A_REQUEST: usize = 40;
+/// How long an answer is as long as none has ended, in tokens.
+const USUAL_ANSWER: f64 = 64.0;
 
-/// Lets several drafters propose and takes, for each request, the proposal of which most drafts are expected to stand.
+/// Lets several drafters propose and takes, for each request, the proposal that is expected to save most time.
 ///
-/// What drafters say of themselves is not believed: it is corrected by what became of their drafts, in all requests and
-/// in this one. So the choice follows the text, from quotation to free prose and back.
+/// What drafters say of themselves is not believed. Every proposal, taken or not, is compared with what the request then
+/// said, which corrects confidences in all requests and in this one; so the choice follows the text, from quotation to free
+/// prose and back. And the time that a drafter takes is measured: one that takes more than it brings to a request is not
+/// asked for it, but tried now and then, as often as a fixed share of the time allows. Of one drafter alone `auto` makes one
+/// that knows when to be silent.
 pub struct Auto {
     drafters: Vec<Rated>,
-    /// Who made the proposal of a request that is being checked, and what it said of each node.
-    chosen: HashMap<Key, (usize, Vec<f64>)>,
+    /// Who made the proposal of a request that is being checked.
+    taken: HashMap<Key, usize>,
+    /// Tokens of answers that have ended.
+    answer: Mean,
+    steps: u64,
+    /// Seconds since some moment.
+    clock: Box<dyn FnMut() -> f64 + Send>,
 }
 
-/// A drafter and what its confidences are worth.
-struct Rated {
-    drafter: Box<dyn Drafter>,
-    all: OnlineCalibration,
-    /// By request, on top of it.
-    own: HashMap<Key, OnlineCalibration>,
+/// What a step makes of time, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Worth {
+    /// What a draft that stands saves.
+    draft: f64,
+    /// What it takes to check one.
+    row: f64,
 }
 
-impl Rated {
-    /// The proposal with its confidences corrected, and how many of its drafts are expected to stand.
-    fn correct(&self, key: Key, proposal: &Proposal) -> (Proposal, f64) {
-        let own = self.own.get(&key);
-        let tree = proposal.tree();
-        let corrected = proposal.with_confidences(|node| {
-            let position = tree.depths()[node] as usize - 1;
-            let corrected = self.all.confidence(position, tree.confidences()[node]);
-            own.map_or(corrected, |own| own.confidence(position, corrected))
-        });
-        let expected = corrected.tree().survivals()[1..].iter().sum();
-        (corrected, expected)
+/// What is at hand for a request.
+struct Found {
+    best: Option<Best>,
+    /// Why there may be nothing.
+    silence: Silence,
+}
+
+struct Best {
+    proposal: Proposal,
+    drafter: usize,
+    /// Seconds that it is expected to save.
+    gain: f64,
+}
+
+impl Found {
+    /// The reason that says most: a drafter that was not asked might have known something.
+    fn silent(&mut self, reason: Silence) {
+        let rank = |silence| match silence {
+            Silence::Context => 0,
+            Silence::NoMatch => 1,
+            Silence::DoesNotPay => 2,
+        };
+        if rank(reason) > rank(self.silence) {
+            self.silence = reason;
+        }
     }
 }
 
 impl Auto {
-    /// Chooses among `drafters`.
+    /// Chooses among `drafters`; of equals, the earlier is taken.
     pub fn new(drafters: Vec<Box<dyn Drafter>>) -> Self {
-        let rated = |drafter| Rated { drafter, all: OnlineCalibration::new(POSITIONS, MEMORY), own: HashMap::new() };
-        Self { drafters: drafters.into_iter().map(rated).collect(), chosen: HashMap::new() }
+        let start = Instant::now();
+        Self::with_clock(drafters, Box::new(move || start.elapsed().as_secs_f64()))
+    }
+
+    fn with_clock(drafters: Vec<Box<dyn Drafter>>, clock: Box<dyn FnMut() -> f64 + Send>) -> Self {
+        let drafters = drafters.into_iter().map(Rated::new).collect();
+        Self { drafters, taken: HashMap::new(), answer: Mean::new(ANSWERS), steps: 0, clock }
+    }
+
+    /// The requests that a drafter is asked for, given what others have `found`.
+    fn asked(&mut self, drafter: usize, asks: &[Ask<'_>], found: &[Found], worth: Worth) -> Vec<usize> {
+        let allowance = TRYING * worth.draft * asks.len() as f64 / self.drafters.len() as f64;
+        let horizon = self.answer.or(USUAL_ANSWER).max(1.0);
+        let rated = &mut self.drafters[drafter];
+        let otherwise = |index: usize| found[index].best.as_ref().map_or(0.0, |best| best.gain);
+        let pays = |index: usize| rated.pays(&asks[index], worth, otherwise(index), horizon);
+        let (mut asked, resting): (Vec<usize>, Vec<usize>) = (0..asks.len()).partition(|&index| pays(index));
+        if let Some(index) = rated.trial(resting.into_iter().map(|index| (index, &asks[index])), allowance) {
+            asked.push(index);
+            asked.sort_unstable();
+        }
+        asked
+    }
+
+    /// Asks a drafter, and keeps of its proposals those that are better than what was found.
+    fn ask(
+        &mut self,
+        drafter: usize,
+        round: &Round<'_>,
+        asks: &[Ask<'_>],
+        found: &mut [Found],
+        worth: Worth,
+    ) -> Result<(), DraftError> {
+        let asked = self.asked(drafter, asks, found, worth);
+        let mut is_asked = vec![false; asks.len()];
+        asked.iter().for_each(|&index| is_asked[index] = true);
+        let skipped = found.iter_mut().zip(is_asked).filter(|(_, is_asked)| !is_asked);
+        skipped.for_each(|(found, _)| found.silent(Silence::DoesNotPay));
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let rated = &mut self.drafters[drafter];
+        let some: Vec<Ask<'_>> = asked.iter().map(|&index| asks[index]).collect();
+        let answers = rated.propose(round, &some, self.steps, &mut self.clock);
+        let answers = answers.inspect_err(|_| some.iter().for_each(|ask| rated.said(ask, None, worth)))?;
+        for ((ask, index), answer) in some.iter().zip(asked).zip(answers) {
+            rated.said(ask, answer.as_ref().ok().map(Proposal::tree), worth);
+            match answer {
+                Err(reason) => found[index].silent(reason),
+                Ok(proposal) => {
+                    let proposal = rated.correct(ask.key, &proposal);
+                    let gain = rated.gain(&proposal, worth, ask.choose.draws());
+                    if found[index].best.as_ref().is_none_or(|best| gain > best.gain) {
+                        found[index].best = Some(Best { proposal, drafter, gain });
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }
 
 impl Drafter for Auto {
+    /// That of the only drafter, if it is one.
     fn name(&self) -> &'static str {
-        "auto"
+        match &self.drafters[..] {
+            [only] => only.drafter.name(),
+            _ => "auto",
+        }
     }
 
     fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
-        let mut best: Vec<Option<(Proposal, f64)>> = vec![None; asks.len()];
-        for (index, rated) in self.drafters.iter_mut().enumerate() {
-            for ((ask, answer), best) in asks.iter().zip(rated.drafter.propose(round, asks)?).zip(&mut best) {
-                let Ok(proposal) = answer else { continue };
-                let (corrected, expected) = rated.correct(ask.key, &proposal);
-                if best.as_ref().is_none_or(|best| expected > best.1) {
-                    *best = Some((corrected, expected));
-                    self.chosen.insert(ask.key, (index, proposal.tree().confidences().to_vec()));
-                }
-            }
+        self.steps += 1;
+        for rated in &mut self.drafters {
+            asks.iter().for_each(|ask| rated.compare(ask.key, ask.tokens));
         }
-        Ok(best.into_iter().map(|best| best.map(|(proposal, _)| proposal).ok_or(Silence::NoMatch)).collect())
+        let worth = Worth { draft: round.step_seconds / asks.len().max(1) as f64, row: round.row_seconds };
+        let mut found: Vec<Found> = asks.iter().map(|_| Found { best: None, silence: Silence::Context }).collect();
+        // What is cheap goes first: whoever has a good proposal already need not ask those who take long.
+        let mut order: Vec<usize> = (0..self.drafters.len()).collect();
+        order.sort_by(|&a, &b| self.drafters[a].seconds().total_cmp(&self.drafters[b].seconds()));
+        let mut errors: Vec<DraftError> =
+            order.iter().filter_map(|&drafter| self.ask(drafter, round, asks, &mut found, worth).err()).collect();
+        if errors.len() == self.drafters.len()
+            && let Some(error) = errors.pop()
+        {
+            return Err(error);
+        }
+        let answers = asks.iter().zip(found).map(|(ask, found)| {
+            let Best { proposal, drafter, .. } = found.best.ok_or(found.silence)?;
+            self.taken.insert(ask.key, drafter);
+            Ok(proposal)
+        });
+        Ok(answers.collect())
     }
 
     fn judged(&mut self, key: Key, verdict: &Verdict<'_>) {
-        let Some((index, said)) = self.chosen.get(&key) else { return };
-        let rated = &mut self.drafters[*index];
-        let own = rated.own.entry(key).or_insert_with(|| OnlineCalibration::new(POSITIONS, MEMORY_OF_A_REQUEST));
-        for Opinion { node, depth, stands } in verdict.opinions() {
-            let Some(&said) = said.get(node) else { continue };
-            own.observe(depth - 1, rated.all.confidence(depth - 1, said), stands);
-            rated.all.observe(depth - 1, said, stands);
+        if let Some(&drafter) = self.taken.get(&key) {
+            self.drafters[drafter].drafter.judged(key, verdict);
         }
-        rated.drafter.judged(key, verdict);
     }
 
     fn finished(&mut self, key: Key, tokens: &[u32], prompt: usize) {
-        self.chosen.remove(&key);
+        self.taken.remove(&key);
+        self.answer.add(tokens.len().saturating_sub(prompt) as f64);
         for rated in &mut self.drafters {
-            rated.own.remove(&key);
-            rated.drafter.finished(key, tokens, prompt);
+            rated.finished(key, tokens, prompt);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::num::NonZeroUsize;
-
-    use kernels::Pool;
-    use spec::Accepted;
-
-    use super::*;
-    use crate::Greedy;
-
-    /// Always proposes the same token, and says that it is sure.
-    struct Parrot(u32);
-
-    impl Drafter for Parrot {
-        fn name(&self) -> &'static str {
-            "parrot"
-        }
-
-        fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
-            Ok(asks.iter().map(|ask| crate::chain(ask.anchor(), [(self.0, 0.9), (self.0, 0.9)])).collect())
-        }
-
-        fn finished(&mut self, _: Key, _: &[u32], _: usize) {}
-    }
-
-    /// What is proposed to a request at each step when the text goes `says`.
-    fn proposed(auto: &mut Auto, request: u64, says: &[u32]) -> Vec<u32> {
-        let key = Key { request, choice: 0 };
-        let pool = Pool::new(NonZeroUsize::MIN);
-        let step = |&token: &u32| {
-            let ask = Ask { key, tokens: &[9], prompt: 1, predicted: &[], max_drafts: 2, choose: &Greedy };
-            let proposal = auto.propose(&Round { pool: &pool, step_seconds: 1.0 }, &[ask]).unwrap().remove(0).unwrap();
-            let tree = proposal.tree();
-            let path = if tree.tokens()[1] == token { vec![1, 2] } else { vec![] };
-            let accepted = Accepted { path, next: Some(token) };
-            auto.judged(key, &Verdict { tree, proposed: &[0, 1, 2], accepted: &accepted });
-            tree.tokens()[1]
-        };
-        says.iter().map(step).collect()
-    }
-
-    #[test]
-    fn it_follows_the_text_and_each_request_for_itself() {
-        let mut auto = Auto::new(vec![Box::new(Parrot(1)), Box::new(Parrot(2))]);
-        let ones = proposed(&mut auto, 0, &[1; 30]);
-        assert!(ones.iter().all(|&token| token == 1));
-        let changed = proposed(&mut auto, 0, &[2; 60]);
-        assert_eq!(changed[0], 1, "nobody knows the future");
-        assert!(changed[20..].iter().all(|&token| token == 2), "{changed:?}");
-        auto.finished(Key { request: 0, choice: 0 }, &[9], 1);
-        assert!(auto.chosen.is_empty() && auto.drafters.iter().all(|rated| rated.own.is_empty()));
-    }
-}
+mod tests;

@@ -34,8 +34,11 @@ pub struct Key {
 pub struct Round<'a> {
     /// The target's threads, which have nothing to do meanwhile. A drafter starts none of its own.
     pub pool: &'a Pool,
-    /// Seconds that the step takes without drafts: what the time of drafting is weighed against.
+    /// Seconds that a step of the asking requests takes without drafts (their share, if others decode as well): a draft
+    /// that stands saves what this is for each of them.
     pub step_seconds: f64,
+    /// Seconds that one more row takes, about: what checking a draft costs.
+    pub row_seconds: f64,
 }
 
 /// A request that could use drafts.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use draft::{Auto, Drafter, Ngram, Suffix, SuffixOptions};
+use draft::{Auto, Drafter, Ngram, Predicted, Suffix, SuffixOptions};
 use engine::batch::Speculation;
 use engine::measure_cost;
 
@@ -29,7 +29,7 @@ enum Kind {
     Ngram,
     /// What usually followed them, in this text and in the answers before
     Suffix,
-    /// Whichever of these is expected to help most, for each step
+    /// Whichever of these, and of what the client predicts, is expected to help most, for each step
     Auto,
 }
 
@@ -46,7 +46,7 @@ impl DraftArgs {
             Kind::None => return Ok(None),
             Kind::Ngram => ngram(),
             Kind::Suffix => suffix(),
-            Kind::Auto => Box::new(Auto::new(vec![ngram(), suffix()])),
+            Kind::Auto => Box::new(Auto::new(vec![Box::new(Predicted), ngram(), suffix()])),
         };
         let curve = measure_cost(&loaded.model, &loaded.pool, loaded.kv_format)?;
         Ok(Some(Speculation { drafter, max_drafts: self.draft_max.into(), curve }))

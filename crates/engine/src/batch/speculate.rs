@@ -24,6 +24,9 @@ pub struct Speculation {
 /// Rows of a step at most, drafts included: beyond it rows cost about as much as they would in a step of their own.
 const MAX_ROWS: usize = 128;
 
+/// Rows over which the cost of one more is taken: a step of the curve is nobody's price.
+const ROWS_ASIDE: usize = 8;
+
 /// Drafts that count in what is learnt of the drafter's confidences.
 const MEMORY: usize = 2000;
 
@@ -37,6 +40,18 @@ pub(super) struct Speculator {
     admission: Admission,
     /// What the drafter last failed with: the same failure is told of once.
     trouble: Option<String>,
+}
+
+/// What a step does without drafts.
+struct Load {
+    rows: usize,
+    /// Lanes that decode.
+    decodes: usize,
+}
+
+fn load(running: &[Lane]) -> Load {
+    let rows = running.iter().map(|lane| lane.rows).sum();
+    Load { rows, decodes: running.iter().filter(|lane| lane.demand().decodes).count() }
 }
 
 /// A lane that can use drafts.
@@ -92,14 +107,13 @@ impl Speculator {
         if asking.is_empty() {
             return;
         }
-        let rows: usize = running.iter().map(|lane| lane.rows).sum();
-        let round = Round { pool, step_seconds: self.curve.seconds(rows, context(running)) };
+        let round = self.round(running, asking.len(), pool);
         let asks: Vec<Ask<'_>> = asking.iter().map(Asking::ask).collect();
         let answers = self.answers(&round, &asks);
         let mut proposals = Vec::with_capacity(asks.len());
         for (asking, answer) in asking.iter().zip(answers) {
             match answer.and_then(|proposal| self.usable(proposal, asking.max_drafts)) {
-                Ok(proposal) => proposals.push((asking.index, proposal)),
+                Ok(usable) => proposals.push((asking.index, usable)),
                 Err(reason) => counts.silent(reason),
             }
         }
@@ -107,6 +121,15 @@ impl Speculator {
         drop(asks);
         drop(asking);
         self.admit(running, proposals, draws, counts);
+    }
+
+    /// What the step lends to the drafter, which `asking` requests ask.
+    fn round<'p>(&self, running: &[Lane], asking: usize, pool: &'p Pool) -> Round<'p> {
+        let (load, context) = (load(running), context(running));
+        let step_seconds = self.curve.seconds(load.decodes, context) * asking as f64 / load.decodes as f64;
+        let drafts = asking.saturating_mul(self.max_drafts).clamp(1, ROWS_ASIDE);
+        let more = self.curve.seconds(load.rows + drafts, context) - self.curve.seconds(load.rows, context);
+        Round { pool, step_seconds, row_seconds: more / drafts as f64 }
     }
 
     /// Drafts on a path that the lane can use; `None` if it does not decode. A last token needs none: it is sampled anyway.
@@ -151,7 +174,7 @@ impl Speculator {
 
     /// The part of a proposal that can be checked: no token that the target does not know, and no path longer than what
     /// may still be said.
-    fn usable(&self, proposal: Proposal, max_drafts: usize) -> Result<Proposal, Reason> {
+    fn usable(&self, proposal: Proposal, max_drafts: usize) -> Result<Checked, Reason> {
         let tree = proposal.tree();
         let mut kept: Vec<bool> = Vec::with_capacity(tree.len());
         for node in 0..tree.len() {
@@ -159,45 +182,38 @@ impl Speculator {
             let known = (tree.tokens()[node] as usize) < self.vocab;
             kept.push(node == 0 || parent && known && tree.depths()[node] as usize <= max_drafts);
         }
-        let proposal = match kept.iter().all(|&kept| kept) {
-            true => proposal,
-            false => proposal.keep(&kept).map_err(|_| Reason::Failed)?.0,
+        let (proposal, proposed) = match kept.iter().all(|&kept| kept) {
+            true => (proposal, (0..kept.len()).collect()),
+            false => proposal.keep(&kept).map_err(|_| Reason::Failed)?,
         };
-        if proposal.tree().drafts() == 0 { Err(Reason::NoMatch) } else { Ok(proposal) }
+        if proposal.tree().drafts() == 0 { Err(Reason::NoMatch) } else { Ok(Checked { proposal, proposed }) }
     }
 
     /// Hands each lane what is to be checked of its proposal. Where drafts `draw` by chance, whether one is checked may
     /// not depend on those beyond it, so that the search has to stop early (DSpark, appendix A).
-    fn admit(
-        &mut self,
-        running: &mut [Lane],
-        proposals: Vec<(usize, Proposal)>,
-        draws: bool,
-        counts: &mut DraftCounts,
-    ) {
+    fn admit(&mut self, running: &mut [Lane], proposals: Vec<(usize, Checked)>, draws: bool, counts: &mut DraftCounts) {
         self.admission.clear();
-        for (_, proposal) in &proposals {
-            let tree = proposal.tree();
+        for (_, usable) in &proposals {
+            let tree = usable.proposal.tree();
             let position = |node: usize| tree.depths()[node] as usize - 1;
             let calibrated = |node| self.calibration.confidence(position(node), tree.confidences()[node]);
             // A calibrated confidence is in (0, 1).
             let _ = self.admission.add_tree(tree, calibrated);
         }
-        let rows: usize = running.iter().map(|lane| lane.rows).sum();
-        let decodes = running.iter().filter(|lane| lane.demand().decodes).count();
-        let context = context(running);
+        let (Load { rows, decodes }, context) = (load(running), context(running));
         // Rows of prompts are worth what the decodes would earn in their time: they make drafts neither dear nor cheap.
         let worth = self.curve.seconds(rows, context) / self.curve.seconds(decodes, context);
         let mandatory = Mandatory { rows, tokens: decodes as f64 * worth, max_rows: MAX_ROWS };
         let steps = |rows| self.curve.steps_per_second(rows, context);
         let search = if draws { Search::EarlyStop } else { Search::Global };
         let admitted = self.admission.admit(mandatory, search, steps).is_ok();
-        for (number, (index, proposal)) in proposals.into_iter().enumerate() {
+        for (number, (index, usable)) in proposals.into_iter().enumerate() {
             if !admitted || self.admission.drafts(number) == 0 {
                 counts.silent(Reason::DoesNotPay);
                 continue;
             }
-            if let Ok((proposal, proposed)) = proposal.keep(self.admission.kept(number)) {
+            if let Ok((proposal, kept)) = usable.proposal.keep(self.admission.kept(number)) {
+                let proposed = kept.into_iter().map(|node| usable.proposed[node]).collect();
                 running[index].checked = Some(Checked { proposal, proposed });
             }
         }

@@ -1,0 +1,294 @@
+//! What is known of a drafter: how often it is right, what it takes and what it brings, in all requests and in each.
+//!
+//! The room for what `auto` has learnt. Which drafter is asked and whose proposal is taken is decided in `auto`.
+
+use std::collections::HashMap;
+
+use spec::{OnlineCalibration, Proposal, Tree};
+
+use super::Worth;
+use crate::{Ask, DraftError, Drafter, Key, Round, Silence};
+
+/// Drafts on a path of which acceptance is learnt by position; deeper ones share the last's.
+const POSITIONS: usize = 16;
+
+/// Drafts that count in what all requests have taught of a drafter's confidences.
+const MEMORY: usize = 2000;
+
+/// Drafts that count in what one request has.
+const MEMORY_OF_A_REQUEST: usize = 40;
+
+/// Proposals that count in what a drafter brings, in all requests and in one.
+const PROPOSALS: f64 = 256.0;
+const PROPOSALS_OF_A_REQUEST: f64 = 16.0;
+
+/// What all requests say of a new one counts as so many proposals of its own.
+const PRIOR: f64 = 3.0;
+
+/// Proposals until a drafter is judged by what it brings.
+const LEARNING: f64 = 4.0;
+
+/// Calls that count in what a drafter takes.
+const CALLS: f64 = 32.0;
+
+/// New tokens of a request up to which a call is an ordinary one; beyond them the drafter catches up.
+const ORDINARY: usize = 32;
+
+/// A drafter that takes no more than this share of what a draft is worth is always asked.
+const CHEAP: f64 = 0.01;
+
+/// Proposals of a request at most whose end is not known yet.
+const MAX_OPEN: usize = 64;
+
+/// A mean in which about `memory` newest values count.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mean {
+    value: f64,
+    count: f64,
+    memory: f64,
+}
+
+impl Mean {
+    pub(super) fn new(memory: f64) -> Mean {
+        Mean { value: 0.0, count: 0.0, memory }
+    }
+
+    pub(super) fn add(&mut self, value: f64) {
+        self.count = (self.count + 1.0).min(self.memory);
+        self.value += (value - self.value) / self.count;
+    }
+
+    /// The mean; `default` if there is nothing to take it of.
+    pub(super) fn or(&self, default: f64) -> f64 {
+        if self.count > 0.0 { self.value } else { default }
+    }
+}
+
+/// A drafter and what it is worth.
+pub(super) struct Rated {
+    pub(super) drafter: Box<dyn Drafter>,
+    calibration: OnlineCalibration,
+    /// Seconds of an ordinary call, for each request.
+    seconds: Mean,
+    /// Seconds for each token that it catches up with.
+    catching_up: Mean,
+    /// What a proposal brings, in tokens.
+    brings: Mean,
+    /// Drafts that stand where the first one does.
+    run: Mean,
+    requests: HashMap<Key, Request>,
+    /// Seconds that may be spent on trying where it did not pay.
+    credit: f64,
+}
+
+/// What is known of a drafter in one request.
+struct Request {
+    /// On top of what all requests have taught.
+    calibration: OnlineCalibration,
+    brings: Mean,
+    /// Tokens that the drafter has seen of it.
+    seen: usize,
+    /// The step in which the drafter was asked last.
+    asked: u64,
+    open: Vec<Open>,
+}
+
+/// A proposal that the text still follows, as far as the text goes.
+struct Open {
+    tree: Tree,
+    /// The place in the text of what comes after `node`.
+    next: usize,
+    node: usize,
+    /// What checking a draft cost, in drafts that stand.
+    row: f64,
+}
+
+impl Rated {
+    pub(super) fn new(drafter: Box<dyn Drafter>) -> Rated {
+        Rated {
+            drafter,
+            calibration: OnlineCalibration::new(POSITIONS, MEMORY),
+            seconds: Mean::new(CALLS),
+            catching_up: Mean::new(CALLS),
+            brings: Mean::new(PROPOSALS),
+            run: Mean::new(PROPOSALS),
+            requests: HashMap::new(),
+            credit: 0.0,
+        }
+    }
+
+    /// The proposal with its confidences corrected.
+    pub(super) fn correct(&self, key: Key, proposal: &Proposal) -> Proposal {
+        let own = self.requests.get(&key);
+        let tree = proposal.tree();
+        proposal.with_confidences(|node| {
+            let position = tree.depths()[node] as usize - 1;
+            let corrected = self.calibration.confidence(position, tree.confidences()[node]);
+            own.map_or(corrected, |own| own.calibration.confidence(position, corrected))
+        })
+    }
+
+    /// Seconds that a corrected proposal is expected to save, before what drafting took.
+    ///
+    /// Admission checks drafts that are worth their rows; what others would lose does not count. Where drafts are drawn by
+    /// chance, whose proposal is taken may not depend on what was drawn: only the confidence of the first drafts is looked
+    /// at, which is a function of their law, and how far they usually lead.
+    pub(super) fn gain(&self, corrected: &Proposal, worth: Worth, draws: bool) -> f64 {
+        let tree = corrected.tree();
+        let saved = |survival: f64| (survival * worth.draft - worth.row).max(0.0);
+        if draws {
+            let first = tree.children(0).map(|node| tree.confidences()[node]).fold(0.0, f64::max);
+            return saved(first) * self.run.or(1.0);
+        }
+        tree.survivals()[1..].iter().map(|&survival| saved(survival)).sum()
+    }
+
+    /// Seconds that asking for this request takes, and how many of them are for catching up with it.
+    fn cost(&self, ask: &Ask<'_>) -> (f64, f64) {
+        let late = self.late(ask);
+        let catching_up = if late > ORDINARY { self.catching_up.or(0.0) * late as f64 } else { 0.0 };
+        (self.seconds.or(0.0) + catching_up, catching_up)
+    }
+
+    /// Tokens of the request that the drafter has not seen.
+    fn late(&self, ask: &Ask<'_>) -> usize {
+        let seen = self.requests.get(&ask.key).map_or(0, |request| request.seen);
+        ask.tokens.len().saturating_sub(seen)
+    }
+
+    /// Seconds that an ordinary call takes for each request; 0 as long as nothing is known.
+    pub(super) fn seconds(&self) -> f64 {
+        self.seconds.or(0.0)
+    }
+
+    /// Whether asking for this request is expected to save more than it takes, where another proposal is at hand that
+    /// saves `otherwise` seconds. `horizon`: steps over which catching up has to earn itself.
+    pub(super) fn pays(&self, ask: &Ask<'_>, worth: Worth, otherwise: f64, horizon: f64) -> bool {
+        let (cost, catching_up) = self.cost(ask);
+        if self.brings.count < LEARNING || cost <= CHEAP * worth.draft {
+            return true;
+        }
+        let brings = self.requests.get(&ask.key).map_or(self.brings, |request| request.brings);
+        brings.or(0.0) * worth.draft - otherwise >= cost - catching_up + catching_up / horizon
+    }
+
+    /// Picks, among the requests for which the drafter does not pay, one to try it on all the same: the one that has waited
+    /// longest, once `allowance` more seconds have added up to what this takes.
+    pub(super) fn trial<'a>(
+        &mut self,
+        resting: impl Iterator<Item = (usize, &'a Ask<'a>)>,
+        allowance: f64,
+    ) -> Option<usize> {
+        let asked = |ask: &Ask<'_>| self.requests.get(&ask.key).map_or(0, |request| request.asked);
+        let (index, ask) = resting.min_by_key(|(_, ask)| asked(ask))?;
+        let (cost, _) = self.cost(ask);
+        self.credit += allowance;
+        if self.credit < cost {
+            return None;
+        }
+        self.credit -= cost;
+        // What it brings now counts as much as all that is remembered.
+        if let Some(request) = self.requests.get_mut(&ask.key) {
+            request.brings.count = request.brings.count.min(1.0);
+        }
+        Some(index)
+    }
+
+    /// Asks the drafter, and learns how long it takes.
+    pub(super) fn propose(
+        &mut self,
+        round: &Round<'_>,
+        asks: &[Ask<'_>],
+        step: u64,
+        clock: &mut dyn FnMut() -> f64,
+    ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        let started = clock();
+        let answers = self.drafter.propose(round, asks);
+        let seconds = (clock() - started).max(0.0);
+        let late: Vec<usize> = asks.iter().map(|ask| self.late(ask)).filter(|&late| late > ORDINARY).collect();
+        match late.iter().sum::<usize>() {
+            0 => self.seconds.add(seconds / asks.len() as f64),
+            tokens => {
+                let ordinary = self.seconds.or(0.0) * asks.len() as f64;
+                self.catching_up.add((seconds - ordinary).max(0.0) / tokens as f64);
+            }
+        }
+        for ask in asks {
+            let brings = Mean {
+                value: self.brings.or(0.0),
+                count: PRIOR.min(self.brings.count),
+                memory: PROPOSALS_OF_A_REQUEST,
+            };
+            let request = self.requests.entry(ask.key).or_insert_with(|| Request {
+                calibration: OnlineCalibration::new(POSITIONS, MEMORY_OF_A_REQUEST),
+                brings,
+                seen: 0,
+                asked: 0,
+                open: Vec::new(),
+            });
+            (request.seen, request.asked) = (ask.tokens.len(), step);
+        }
+        answers
+    }
+
+    /// Notes what was said of a request, to be compared with the text to come.
+    pub(super) fn said(&mut self, ask: &Ask<'_>, said: Option<&Tree>, worth: Worth) {
+        let Some(request) = self.requests.get_mut(&ask.key) else { return };
+        match said {
+            Some(tree) => {
+                if request.open.len() == MAX_OPEN {
+                    request.open.remove(0);
+                }
+                let row = worth.row / worth.draft;
+                request.open.push(Open { tree: tree.clone(), next: ask.tokens.len(), node: 0, row });
+            }
+            None => {
+                request.brings.add(0.0);
+                self.brings.add(0.0);
+            }
+        }
+    }
+
+    /// Compares what was said of a request with the text since, whether the target was asked or not: so a drafter is known
+    /// even where its drafts are not checked.
+    pub(super) fn compare(&mut self, key: Key, tokens: &[u32]) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let Request { calibration: own, brings, open, .. } = request;
+        open.retain_mut(|open| {
+            while let Some(&token) = tokens.get(open.next) {
+                let position = open.tree.depths()[open.node] as usize;
+                for child in open.tree.children(open.node) {
+                    let (said, stands) = (open.tree.confidences()[child], open.tree.tokens()[child] == token);
+                    own.observe(position, self.calibration.confidence(position, said), stands);
+                    self.calibration.observe(position, said, stands);
+                }
+                let Some(child) = open.tree.child(open.node, token) else { break };
+                (open.node, open.next) = (child, open.next + 1);
+            }
+            let goes_on = open.next >= tokens.len() && open.tree.children(open.node).next().is_some();
+            if !goes_on {
+                let stood = f64::from(open.tree.depths()[open.node]);
+                if stood > 0.0 {
+                    self.run.add(stood);
+                }
+                // One that did not stand was checked as well.
+                let brought = (stood - (stood + 1.0) * open.row).max(0.0);
+                brings.add(brought);
+                self.brings.add(brought);
+            }
+            goes_on
+        });
+    }
+
+    /// Forgets a request, of which these are all tokens.
+    pub(super) fn finished(&mut self, key: Key, tokens: &[u32], prompt: usize) {
+        self.compare(key, tokens);
+        self.requests.remove(&key);
+        self.drafter.finished(key, tokens, prompt);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+}
