@@ -6,6 +6,7 @@
 
 mod auto;
 mod choose;
+mod draft_model;
 mod ngram;
 mod occurrences;
 mod predicted;
@@ -13,6 +14,7 @@ mod suffix;
 
 pub use auto::Auto;
 pub use choose::{Choose, Chosen, Greedy};
+pub use draft_model::{DraftModel, DraftModelOptions};
 pub use ngram::{Ngram, NgramOptions, Occurrence};
 pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
@@ -74,6 +76,8 @@ pub enum Silence {
     Context,
     /// Drafting takes more time here than it saves.
     DoesNotPay,
+    /// The drafter has not read all of the request yet, or has no memory to.
+    Behind,
 }
 
 /// A drafter that failed. The requests go on without drafts.

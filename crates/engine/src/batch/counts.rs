@@ -21,6 +21,8 @@ pub enum Reason {
     Context,
     /// Drafting, or checking, would have taken more time than it saved.
     DoesNotPay,
+    /// The drafter had not read all of it yet, or has no memory to.
+    Behind,
     /// There were no pages for drafts.
     NoPages,
     /// The drafter failed.
@@ -29,12 +31,13 @@ pub enum Reason {
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 7] = [
+    pub const ALL: [Reason; 8] = [
         Reason::Disabled,
         Reason::LastToken,
         Reason::NoMatch,
         Reason::Context,
         Reason::DoesNotPay,
+        Reason::Behind,
         Reason::NoPages,
         Reason::Failed,
     ];
@@ -47,6 +50,7 @@ impl Reason {
             Reason::NoMatch => "no_match",
             Reason::Context => "context",
             Reason::DoesNotPay => "does_not_pay",
+            Reason::Behind => "behind",
             Reason::NoPages => "no_pages",
             Reason::Failed => "failed",
         }

@@ -155,6 +155,7 @@ impl Speculator {
             Silence::NoMatch => Reason::NoMatch,
             Silence::Context => Reason::Context,
             Silence::DoesNotPay => Reason::DoesNotPay,
+            Silence::Behind => Reason::Behind,
         };
         match self.drafter.propose(round, asks) {
             Ok(answers) => {
