@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::Args;
 use draft::{Auto, Drafter, Ngram, Predicted, Suffix, SuffixOptions};
 use engine::batch::Speculation;
-use engine::measure_cost;
 
+use crate::cost_cache;
 use crate::load::Loaded;
 
 /// How to draft.
@@ -24,6 +24,9 @@ pub(crate) struct DraftArgs {
     /// One token after the other, as --draft none
     #[arg(long)]
     no_speculation: bool,
+    /// Measure anew what rows cost on this machine, which decides how many drafts pay, instead of going by an earlier run
+    #[arg(long)]
+    measure_costs: bool,
 }
 
 /// A drafter, as users name it.
@@ -76,8 +79,8 @@ impl DraftArgs {
         !self.no_speculation && self.draft != Kind::None
     }
 
-    /// The drafter that was asked for, weighed against what rows cost here, which is measured now: some tenths of a second
-    /// for a small model.
+    /// The drafter that was asked for, weighed against what rows cost here, which is measured in the first run with a model
+    /// and takes a second for a small one.
     ///
     /// # Errors
     /// When the drafter cannot draft for the model, or the costs cannot be measured.
@@ -86,7 +89,7 @@ impl DraftArgs {
             return Ok(None);
         }
         let Some(drafter) = self.draft.drafter(loaded)? else { return Ok(None) };
-        let curve = measure_cost(&loaded.model, &loaded.pool, loaded.kv_format)?;
+        let curve = cost_cache::curve(loaded, self.measure_costs)?;
         Ok(Some(Speculation { drafter, max_drafts: self.draft_max.into(), curve }))
     }
 }

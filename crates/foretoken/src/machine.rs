@@ -37,12 +37,16 @@ pub(crate) fn describe() -> Value {
     })
 }
 
+/// The processor's name.
+pub(crate) fn cpu() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned()
+}
+
 /// The machine in one line, for people.
 pub(crate) fn one_line() -> String {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH);
     let load = load().map(|load| format!(", load {load:.1}")).unwrap_or_default();
-    format!("{cpu}, {} cores{load}", cores())
+    format!("{}, {} cores{load}", cpu(), cores())
 }
 
 /// Processes that ran or wanted to run in the last minute, on average.

@@ -5,6 +5,7 @@
 
 mod answer;
 mod bench;
+mod cost_cache;
 mod draft;
 mod load;
 mod machine;
