@@ -4,6 +4,8 @@ mod curve;
 mod kernels;
 mod paging;
 mod probes;
+mod prompts;
+mod random;
 mod serve;
 
 use anyhow::Result;

@@ -9,7 +9,7 @@ pub(crate) enum Scale {
     Log,
     /// Evenly by factor, with ticks at these values and nowhere else: for what was set, not measured.
     LogAt(Vec<f64>),
-    /// One place for each name; value n is the n-th.
+    /// One place for each name, from the left or from the top; value n is the n-th.
     Names(Vec<String>),
 }
 

@@ -13,8 +13,12 @@ const LEFT: f64 = 68.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 16.0;
 const BOTTOM: f64 = 46.0;
+/// A row of a chart whose rows have names.
+const ROW: f64 = 32.0;
+/// A letter of a tick, more or less.
+const LETTER: f64 = 6.8;
 /// Colours that a page has.
-pub(crate) const COLOURS: usize = 6;
+pub(crate) const COLOURS: usize = 10;
 
 /// A drawing with all that is needed to read it.
 #[derive(Debug, Clone)]
@@ -90,6 +94,9 @@ struct Drawing<'a> {
     chart: &'a Chart,
     x: Layout,
     y: Layout,
+    /// Room for what stands on the left of the plot.
+    left: f64,
+    height: f64,
     svg: String,
 }
 
@@ -100,7 +107,14 @@ impl Chart {
         let rules = self.rules.iter().map(|(x, _)| *x);
         let x = Layout::new(&self.x.scale, points().map(|point| point.x).chain(rules));
         let y = Layout::new(&self.y.scale, points().map(|point| point.y));
-        let mut drawing = Drawing { chart: self, x, y, svg: String::new() };
+        let widest = y.ticks.iter().map(|(_, text)| text.chars().count()).max().unwrap_or(0);
+        let label = if self.y.label.is_empty() { 0.0 } else { 22.0 };
+        let left = LEFT.max(widest as f64 * LETTER + 12.0 + label);
+        let height = match &self.y.scale {
+            Scale::Names(names) => TOP + BOTTOM + ROW * names.len() as f64,
+            _ => HEIGHT,
+        };
+        let mut drawing = Drawing { chart: self, x, y, left, height, svg: String::new() };
         drawing.axes();
         drawing.rules();
         let bars = self.series.iter().filter(|series| series.mark == Mark::Bars).count();
@@ -120,7 +134,7 @@ impl Chart {
         let svg = drawing.svg;
         format!(
             "<figure><figcaption><b>{title}</b><span>{about}</span></figcaption>{legend}\
-             <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">{svg}</svg></figure>\n"
+             <svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">{svg}</svg></figure>\n"
         )
     }
 
@@ -145,22 +159,27 @@ impl Chart {
 
 impl Drawing<'_> {
     fn at(&self, x: f64, y: f64) -> Option<(f64, f64)> {
-        let (x, y) = (self.x.place(x)?, self.y.place(y)?);
-        Some((LEFT + x * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y * (HEIGHT - TOP - BOTTOM)))
+        Some((self.left + self.x.place(x)? * (WIDTH - self.left - RIGHT), self.across(y)?))
+    }
+
+    /// How far down a value of the vertical axis is drawn: names are read from the top, values grow from the bottom.
+    fn across(&self, y: f64) -> Option<f64> {
+        let place = self.y.place(y)?;
+        let place = if matches!(self.chart.y.scale, Scale::Names(_)) { place } else { 1.0 - place };
+        Some(TOP + place * (self.height - TOP - BOTTOM))
     }
 
     fn axes(&mut self) {
-        let (base, end) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        let (left, base, end) = (self.left, self.height - BOTTOM, WIDTH - RIGHT);
         for (value, text) in self.y.ticks.clone() {
-            let Some(place) = self.y.place(value) else { continue };
-            let y = base - place * (base - TOP);
-            self.put(format_args!("<line class=\"grid\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));
-            let (x, text) = (LEFT - 8.0, escape(&text));
+            let Some(y) = self.across(value) else { continue };
+            self.put(format_args!("<line class=\"grid\" x1=\"{left}\" x2=\"{end}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));
+            let (x, text) = (left - 8.0, escape(&text));
             self.put(format_args!("<text class=\"tick end\" x=\"{x}\" y=\"{:.1}\">{text}</text>", y + 4.0));
         }
         for (value, text) in self.x.ticks.clone() {
             let Some(place) = self.x.place(value) else { continue };
-            let x = LEFT + place * (end - LEFT);
+            let x = left + place * (end - left);
             self.put(format_args!(
                 "<line class=\"axis\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{base}\" y2=\"{}\"/>",
                 base + 4.0
@@ -168,10 +187,10 @@ impl Drawing<'_> {
             let text = escape(&text);
             self.put(format_args!("<text class=\"tick middle\" x=\"{x:.1}\" y=\"{}\">{text}</text>", base + 18.0));
         }
-        self.put(format_args!("<line class=\"axis\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{base}\" y2=\"{base}\"/>"));
+        self.put(format_args!("<line class=\"axis\" x1=\"{left}\" x2=\"{end}\" y1=\"{base}\" y2=\"{base}\"/>"));
         let (x_label, y_label) = (escape(&self.chart.x.label), escape(&self.chart.y.label));
-        let (x, y) = ((LEFT + end) / 2.0, (TOP + base) / 2.0);
-        self.put(format_args!("<text class=\"label middle\" x=\"{x}\" y=\"{}\">{x_label}</text>", HEIGHT - 8.0));
+        let (x, y) = ((left + end) / 2.0, (TOP + base) / 2.0);
+        self.put(format_args!("<text class=\"label middle\" x=\"{x}\" y=\"{}\">{x_label}</text>", base + BOTTOM - 8.0));
         self.put(format_args!(
             "<text class=\"label middle\" transform=\"translate(14 {y}) rotate(-90)\">{y_label}</text>"
         ));
@@ -180,8 +199,8 @@ impl Drawing<'_> {
     fn rules(&mut self) {
         for (value, text) in &self.chart.rules {
             let Some(place) = self.x.place(*value) else { continue };
-            let x = LEFT + place * (WIDTH - LEFT - RIGHT);
-            let (base, text) = (HEIGHT - BOTTOM, escape(text));
+            let x = self.left + place * (WIDTH - self.left - RIGHT);
+            let (base, text) = (self.height - BOTTOM, escape(text));
             self.put(format_args!("<line class=\"rule\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{base}\"/>"));
             self.put(format_args!("<text class=\"tick\" x=\"{:.1}\" y=\"{}\">{text}</text>", x + 5.0, TOP + 9.0));
         }
@@ -212,12 +231,12 @@ impl Drawing<'_> {
 
     /// The `nth` of `of` series of bars.
     fn bars(&mut self, series: &Series, nth: usize, of: usize) {
-        let place = (WIDTH - LEFT - RIGHT) / self.x.ticks.len().max(1) as f64;
+        let place = (WIDTH - self.left - RIGHT) / self.x.ticks.len().max(1) as f64;
         let width = (place * 0.7 / of as f64).min(56.0);
         let colour = series.colour % COLOURS;
         for point in &series.points {
             let Some((x, y)) = self.at(point.x, point.y) else { continue };
-            let base = self.at(point.x, 0.0).map_or(HEIGHT - BOTTOM, |(_, base)| base);
+            let base = self.at(point.x, 0.0).map_or(self.height - BOTTOM, |(_, base)| base);
             let left = x + width * (nth as f64 - of as f64 / 2.0);
             let (top, height) = (y.min(base), (base - y).abs());
             let hint = self.hint(series, point);
@@ -242,11 +261,14 @@ impl Drawing<'_> {
     }
 
     fn hint(&self, series: &Series, point: &Point) -> String {
-        let x = match &self.chart.x.scale {
-            Scale::Names(names) => names.get(point.x.max(0.0) as usize).cloned().unwrap_or_default(),
-            _ => format!("{} {}", number(point.x), self.chart.x.label),
+        let say = |axis: &Axis, value: f64| match &axis.scale {
+            Scale::Names(names) => names.get(value.round().max(0.0) as usize).cloned().unwrap_or_default(),
+            _ => format!("{} {}", number(value), axis.label),
         };
-        let text = format!("{}: {} {} at {x}", series.name, number(point.y), self.chart.y.label);
+        let (x, y) = (say(&self.chart.x, point.x), say(&self.chart.y, point.y));
+        // What was measured first, then where.
+        let (what, place) = if matches!(self.chart.y.scale, Scale::Names(_)) { (x, y) } else { (y, x) };
+        let text = format!("{}: {what} at {place}", series.name);
         format!("<title>{}</title>", escape(&text))
     }
 
@@ -267,7 +289,7 @@ mod tests {
             about: "counts".into(),
             x: Axis::new("clients", x),
             y: Axis::new("tokens/s", Scale::Linear),
-            series: vec![series("one", 0), series("two", 7)],
+            series: vec![series("one", 0), series("two", 11)],
             rules: vec![(2.0, "here".into())],
         }
     }
@@ -300,6 +322,25 @@ mod tests {
         }
         assert_eq!(attribute(rects[1], "height"), 2.0 * attribute(rects[0], "height"));
         assert!(attribute(rects[2], "x") >= attribute(rects[0], "x") + attribute(rects[0], "width"));
+    }
+
+    #[test]
+    fn named_rows_are_read_from_the_top_and_have_room_for_their_names() {
+        let mut chart = chart(Mark::Dots, Scale::Linear, vec![Point::new(1.5, 0.2), Point::new(2.0, 1.0)]);
+        chart.x.label = "times".into();
+        chart.y = Axis::new("", Scale::Names(vec!["a name of twenty-six chars".into(), "second".into()]));
+        let html = chart.to_html();
+        assert!(html.contains("<title>one: 1.5 times at a name of twenty-six chars</title>"), "{html}");
+        assert!(html.contains(&format!("viewBox=\"0 0 640 {}\"", TOP + BOTTOM + 2.0 * ROW)));
+        let of = |mark: &str, name: &str| -> Vec<f64> {
+            let after = |piece: &str| piece.split(&format!(" {name}=\"")).nth(1).unwrap().to_owned();
+            let mark = format!("<{mark}");
+            let marks = html.split(&mark).skip(1).map(after);
+            marks.map(|after| after.split('"').next().unwrap().parse().unwrap()).collect()
+        };
+        let down = of("circle", "cy");
+        assert!(down[0] < down[1] && down[1] < TOP + 2.0 * ROW, "{down:?}");
+        assert!(of("line class=\"grid\"", "x1").iter().all(|&left| left > 26.0 * LETTER));
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::fmt::Write;
 /// Follows the reader's choice of light or dark.
 const STYLE: &str = "
 :root{color-scheme:light dark;--ground:#fcfcfb;--panel:#fff;--ink:#1c1e21;--dim:#5d646d;--hair:#e4e6e9;--axis:#aeb4bc;
---c0:#2a6fd6;--c1:#c2560c;--c2:#178256;--c3:#8748c7;--c4:#c5345a;--c5:#0b7f93}
+--c0:#2a6fd6;--c1:#c2560c;--c2:#178256;--c3:#8748c7;--c4:#c5345a;--c5:#0b7f93;--c6:#8a6d00;--c7:#4c4fd0;--c8:#a8327f;
+--c9:#5f7d1e}
 @media(prefers-color-scheme:dark){:root{--ground:#14161a;--panel:#1b1e23;--ink:#e8eaed;--dim:#9aa3ad;--hair:#2c3138;
---axis:#5a636e;--c0:#6ba4ff;--c1:#f09650;--c2:#45bd88;--c3:#b690f5;--c4:#f2748f;--c5:#45bfd2}}
+--axis:#5a636e;--c0:#6ba4ff;--c1:#f09650;--c2:#45bd88;--c3:#b690f5;--c4:#f2748f;--c5:#45bfd2;--c6:#d9b93b;--c7:#9a9cff;
+--c8:#e884c6;--c9:#a5c95b}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1360px;padding:28px 24px 64px;background:var(--ground);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
@@ -23,6 +25,7 @@ text{fill:var(--dim);font-size:12px}.label{font-size:12.5px}.value{fill:var(--in
 .line{fill:none;stroke:var(--c);stroke-width:2.2;stroke-linejoin:round}.line.dashed{stroke-width:1.6;stroke-dasharray:5 4}
 .dot{fill:var(--c);stroke:var(--panel);stroke-width:1}.bar{fill:var(--c)}
 .c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}
+.c6{--c:var(--c6)}.c7{--c:var(--c7)}.c8{--c:var(--c8)}.c9{--c:var(--c9)}
 .legend{display:flex;flex-wrap:wrap;gap:2px 16px;margin:8px 0 0;padding:0;list-style:none;font-size:13px}
 .legend li{display:flex;align-items:center;gap:7px}
 .legend i{width:18px;border-top:3px solid var(--c)}.legend i.dashed{border-top-style:dashed;border-top-width:2px}
@@ -34,6 +37,7 @@ th,td{padding:6px 11px;text-align:right;white-space:nowrap;border-top:1px solid 
 tr:first-child>*{border-top:0}th{font-weight:600;color:var(--dim)}
 th:first-child,td:first-child{text-align:left}
 table.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}table.facts th{text-align:left;vertical-align:top}
+@media(max-width:560px){body{padding:20px 12px 48px}figure{overflow-x:auto}svg{min-width:540px}}
 code{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 ";
 

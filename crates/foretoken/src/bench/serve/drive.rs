@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use super::client::{Client, Failure};
 use super::stream::Answer;
 use super::workload::Workload;
+use crate::bench::random::Random;
 
 /// How requests follow each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -118,36 +119,6 @@ fn arrivals(rate: f64, extent: Extent, seed: u64) -> Vec<Duration> {
         Extent::Seconds(seconds) => times.take_while(|&time| time < seconds).collect(),
     };
     times.into_iter().map(Duration::from_secs_f64).collect()
-}
-
-/// SplitMix64: enough to draw arrivals and words, the same everywhere.
-#[derive(Debug, Clone)]
-pub(crate) struct Random {
-    state: u64,
-}
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self { state: seed }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    /// Above 0, at most 1.
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Below `end`, which is not 0.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
 }
 
 #[cfg(test)]

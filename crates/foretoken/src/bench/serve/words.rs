@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::client::{Client, Failure};
-use super::drive::Random;
 use super::workload::Endpoint;
+use crate::bench::random::Random;
 
 /// What texts begin with: so that every word has a space before it, as in running text.
 const HEAD: &str = "Words:";

@@ -1,17 +1,17 @@
 //! What is asked: prompts of a file, or made of words that are one token each, so that a prompt has exactly the length
 //! that was asked for and no two begin alike.
 
-use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 
-use super::drive::Random;
 use super::words::Words;
+use crate::bench::prompts::{self, Content, Line};
+use crate::bench::random::Random;
 
 /// Which of the two APIs is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -166,29 +166,20 @@ impl Workload {
 /// # Errors
 /// When the file cannot be read, has no prompts, or a line is none of these.
 pub(crate) fn read_prompts(path: &Path, endpoint: Endpoint) -> Result<Vec<Prompt>> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read prompts from '{}'", path.display()))?;
-    let mut prompts = Vec::new();
-    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let place = || format!("line {} of '{}'", at + 1, path.display());
-        let value: Value = serde_json::from_str(line).with_context(|| format!("{} is not JSON", place()))?;
-        let text = value["prompt"].as_str().or_else(|| value["turns"][0].as_str());
-        prompts.push(match (text, &value["messages"]) {
-            (Some(text), _) => endpoint.prompt(text),
-            (None, Value::Array(_)) if endpoint == Endpoint::Completions => {
-                bail!("{} has messages: they need --endpoint chat", place())
-            }
-            (None, messages @ Value::Array(_)) => Prompt::Messages(messages.clone()),
-            _ => bail!("{} has neither \"prompt\" nor \"turns\" nor \"messages\"", place()),
-        });
-    }
-    if prompts.is_empty() {
-        bail!("'{}' has no prompts", path.display());
-    }
-    Ok(prompts)
+    let prompt = |line: Line| match line.content {
+        Content::Text(text) => Ok(endpoint.prompt(&text)),
+        Content::Messages(_) if endpoint == Endpoint::Completions => {
+            bail!("line {} of '{}' has messages: they need --endpoint chat", line.number, path.display())
+        }
+        Content::Messages(messages) => Ok(Prompt::Messages(messages.into())),
+    };
+    prompts::read(path)?.into_iter().map(prompt).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn read(text: &str, endpoint: Endpoint) -> Result<Vec<Prompt>> {
@@ -210,12 +201,7 @@ mod tests {
 
     #[test]
     fn a_line_that_is_no_prompt_is_named() {
-        for (text, told) in [
-            ("{\"prompt\": \"a\"}\n{\"x\": 1}", "line 2"),
-            ("hello", "not JSON"),
-            ("\n", "no prompts"),
-            ("{\"messages\": []}", "--endpoint chat"),
-        ] {
+        for (text, told) in [("{\"prompt\": \"a\"}\n{\"x\": 1}", "line 2"), ("{\"messages\": []}", "--endpoint chat")] {
             let error = read(text, Endpoint::Completions).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         }
