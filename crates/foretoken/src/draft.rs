@@ -1,5 +1,6 @@
 //! `--draft`: what proposes tokens for the model to check.
 
+use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Result;
@@ -53,6 +54,18 @@ impl FromStr for Kind {
             "auto" => Ok(Kind::Auto),
             _ => Err("there are auto, ngram, suffix and none".into()),
         }
+    }
+}
+
+impl fmt::Display for Kind {
+    /// As users write it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::None => "none",
+            Kind::Ngram => "ngram",
+            Kind::Suffix => "suffix",
+            Kind::Auto => "auto",
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What every subcommand that runs a model shares: its options, and the way from a name to a loaded model.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -55,7 +56,8 @@ pub(crate) struct Loaded {
     pub(crate) name: String,
     /// Size of its weight files.
     pub(crate) bytes_on_disk: u64,
-    pub(crate) model: Model,
+    /// Shared, so that several engines can run it.
+    pub(crate) model: Arc<Model>,
     pub(crate) tokenizer: Tokenizer,
     /// `None` where the model has none, or it was not asked for.
     pub(crate) template: Option<ChatTemplate>,
@@ -94,6 +96,7 @@ impl ModelArgs {
         tokenizer.check_vocab(config.vocab).with_context(context)?;
         let model = Model::load(&weights, config, &pool, LoadOptions { isa, compute }).with_context(context)?;
         let bytes_on_disk = weights.bytes_on_disk();
+        let model = Arc::new(model);
         Ok(Loaded { name, bytes_on_disk, model, tokenizer, template, pool, isa, compute, kv_format })
     }
 

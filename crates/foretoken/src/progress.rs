@@ -1,10 +1,21 @@
-//! Shows downloads on stderr: a bar on a terminal, a line elsewhere.
+//! Shows downloads and long measurements on stderr: a bar on a terminal, a line elsewhere.
 
 use std::cell::RefCell;
 use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use model::source::Progress;
+
+/// A bar over `total` answers or the like, which says how long the rest will take. Nothing where stderr is no terminal.
+pub(crate) fn steps(label: &str, total: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}, {eta} to go");
+    let bar = ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(label.to_owned());
+    bar
+}
 
 /// A bar for one download after another.
 pub(crate) struct Bar {

@@ -191,7 +191,7 @@ impl BatchArgs {
         if let Some(context) = self.context.filter(|context| context.get() > most) {
             bail!("--context is {context}; {name} was made for {most} positions");
         }
-        let kv_bytes = self.kv_bytes();
+        let kv_bytes = kv_bytes(self.kv_memory);
         let options = ServiceOptions {
             kv_bytes,
             kv_format,
@@ -216,13 +216,14 @@ impl BatchArgs {
         }
         Ok((service, Served { handle, tokenizer, template }))
     }
+}
 
-    fn kv_bytes(&self) -> usize {
-        match self.kv_memory {
-            Some(mib) => mib.get().saturating_mul(1 << 20),
-            // Where the system does not tell what is free: the engine's own default.
-            None => machine::free_memory().map_or(ServiceOptions::default().kv_bytes, |free| (free / 4) as usize),
-        }
+/// Bytes for keys and values: as many MiB as asked for, or a quarter of the memory that is free.
+pub(crate) fn kv_bytes(mib: Option<NonZeroUsize>) -> usize {
+    match mib {
+        Some(mib) => mib.get().saturating_mul(1 << 20),
+        // Where the system does not tell what is free: the engine's own default.
+        None => machine::free_memory().map_or(ServiceOptions::default().kv_bytes, |free| (free / 4) as usize),
     }
 }
 

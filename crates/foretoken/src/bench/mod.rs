@@ -7,6 +7,7 @@ mod probes;
 mod prompts;
 mod random;
 mod serve;
+mod spec;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -23,11 +24,14 @@ enum What {
     Kernels(kernels::KernelsArgs),
     /// What clients of a server see, ours or another with OpenAI's API: throughput, first token, time per token
     Serve(Box<serve::ServeArgs>),
+    /// What drafts earn against plain decoding, by drafter and task, for one request at a time and for many
+    Spec(Box<spec::SpecArgs>),
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     match &args.what {
         What::Kernels(args) => kernels::run(args),
         What::Serve(args) => serve::run(args),
+        What::Spec(args) => spec::run(args),
     }
 }
