@@ -67,7 +67,8 @@ impl Found {
         let rank = |silence| match silence {
             Silence::Context => 0,
             Silence::NoMatch => 1,
-            Silence::DoesNotPay => 2,
+            Silence::Behind => 2,
+            Silence::DoesNotPay => 3,
         };
         if rank(reason) > rank(self.silence) {
             self.silence = reason;
