@@ -34,7 +34,7 @@ impl Tiny {
 
     /// What is proposed when a step costs any time, so that every draft pays.
     fn propose(&self, drafter: &mut DraftModel, asks: &[Ask<'_>]) -> Vec<Result<Proposal, Silence>> {
-        let round = Round { pool: &self.pool, step_seconds: f64::INFINITY };
+        let round = Round { pool: &self.pool, step_seconds: f64::INFINITY, row_seconds: 0.0 };
         let answers = drafter.propose(&round, asks).unwrap();
         drafter.requests.check();
         answers
@@ -255,7 +255,7 @@ fn a_chain_ends_where_more_would_not_pay() {
 
     let mut dear = tiny.drafter(OPTIONS);
     dear.curve = CostCurve::new(&[1], &[0], &[1e6]).unwrap();
-    let round = Round { pool: &tiny.pool, step_seconds: 1.0 };
+    let round = Round { pool: &tiny.pool, step_seconds: 1.0, row_seconds: 0.0 };
     let answer = dear.propose(&round, &[ask(0, &tokens, 6)]).unwrap().remove(0);
     assert_eq!(drafts(&answer).len(), 1);
 }
