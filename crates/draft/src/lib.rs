@@ -6,6 +6,7 @@
 
 mod auto;
 mod choose;
+mod datastore;
 mod draft_model;
 mod ngram;
 mod occurrences;
@@ -14,6 +15,9 @@ mod suffix;
 
 pub use auto::Auto;
 pub use choose::{Choose, Chosen, Greedy};
+pub use datastore::{
+    Datastore, DatastoreBuilder, DatastoreError, DatastoreOptions, DocumentError, Header, ORDER, Store,
+};
 pub use draft_model::{DraftModel, DraftModelOptions};
 pub use ngram::{Ngram, NgramOptions, Occurrence};
 pub use predicted::Predicted;

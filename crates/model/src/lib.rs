@@ -20,4 +20,5 @@ pub mod weights;
 
 pub use batch::{ForwardError, Logits, Segment, Tap, Visibility};
 pub use load::{LoadError, LoadOptions};
+pub use mmap::Mapped;
 pub use transformer::{Model, Output, SkipError, Workspace};

@@ -1,4 +1,4 @@
-//! Weight files in memory without reading them: the one place of this crate with `unsafe`.
+//! Large files in memory without reading them: the one place of this crate with `unsafe`.
 //!
 //! What is in a file, and whether it makes sense, may not enter.
 
@@ -15,11 +15,14 @@ const AROUND: usize = 64 << 10;
 
 /// A file, mapped read-only. Its bytes are read when they are first touched.
 #[derive(Debug)]
-pub(crate) struct Mapped(Mmap);
+pub struct Mapped(Mmap);
 
 impl Mapped {
     /// Maps a whole file.
-    pub(crate) fn open(path: &Path) -> io::Result<Mapped> {
+    ///
+    /// # Errors
+    /// A file that cannot be opened or mapped.
+    pub fn open(path: &Path) -> io::Result<Mapped> {
         let file = File::open(path)?;
         // SAFETY: the map is read-only and private to this value. As with every mapped weight file, another process that
         // truncates the file while it is in use would end this one with SIGBUS; files in a cache are replaced by rename.

@@ -63,3 +63,13 @@ fn one_token_spelled_in_two_ways_is_one() {
     let draft = tokenizer(None, &[("▁the", TokenKind::Normal)]);
     draft.check_drafts_for(&target).unwrap();
 }
+
+#[test]
+fn a_fingerprint_tells_meanings_apart_and_not_padding() {
+    let plain = tokenizer(None, &[("▁the", TokenKind::Normal)]);
+    let padded = tokenizer(None, &[("▁the", TokenKind::Normal), ("[PAD0]", TokenKind::Unused)]);
+    assert_eq!(plain.fingerprint(), padded.fingerprint());
+    for other in [tokenizer(None, &[]), tokenizer(Some((65, "▁house")), &[("▁the", TokenKind::Normal)])] {
+        assert_ne!(plain.fingerprint(), other.fingerprint());
+    }
+}

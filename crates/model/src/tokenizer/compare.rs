@@ -47,6 +47,25 @@ impl Tokenizer {
             target_size: target.len(),
         })
     }
+
+    /// A number for what the token ids mean: tokenizers that mean the same by every id have the same one, whatever padding
+    /// they have, and others hardly ever do. It is the same everywhere and in every version, so that files can name a
+    /// tokenizer by it.
+    pub fn fingerprint(&self) -> u64 {
+        let table = &self.inner.table;
+        let mut hash = 0xcbf2_9ce4_8422_2325; // FNV-1a.
+        let mut add = |bytes: &[u8]| {
+            bytes.iter().for_each(|&byte| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        };
+        for id in 0..table.len() as u32 {
+            if let Some((_, bytes)) = table.used(id) {
+                add(&id.to_le_bytes());
+                add(&(bytes.len() as u32).to_le_bytes());
+                add(bytes);
+            }
+        }
+        hash
+    }
 }
 
 /// Files differ in how they spell what they mean (a space as a space or as `▁`): one of spelling and bytes is enough.
