@@ -125,7 +125,9 @@ impl Auto {
         let answers = rated.propose(round, &some, self.steps, &mut self.clock);
         let answers = answers.inspect_err(|_| some.iter().for_each(|ask| rated.said(ask, None, worth)))?;
         for ((ask, index), answer) in some.iter().zip(asked).zip(answers) {
-            rated.said(ask, answer.as_ref().ok().map(Proposal::tree), worth);
+            if answer != Err(Silence::Behind) {
+                rated.said(ask, answer.as_ref().ok().map(Proposal::tree), worth);
+            }
             match answer {
                 Err(reason) => found[index].silent(reason),
                 Ok(proposal) => {

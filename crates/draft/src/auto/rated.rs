@@ -86,8 +86,12 @@ struct Request {
     /// On top of what all requests have taught.
     calibration: OnlineCalibration,
     brings: Mean,
-    /// Tokens that the drafter has seen of it.
-    seen: usize,
+    /// Tokens that the drafter has read of it.
+    read: usize,
+    /// Seconds that went into reading more of it so far.
+    reading: f64,
+    /// The drafter is being tried here, and has to read on first.
+    trying: bool,
     /// The step in which the drafter was asked last.
     asked: u64,
     open: Vec<Open>,
@@ -146,14 +150,16 @@ impl Rated {
     /// Seconds that asking for this request takes, and how many of them are for catching up with it.
     fn cost(&self, ask: &Ask<'_>) -> (f64, f64) {
         let late = self.late(ask);
-        let catching_up = if late > ORDINARY { self.catching_up.or(0.0) * late as f64 } else { 0.0 };
+        let reading = self.requests.get(&ask.key).map_or(0.0, |request| request.reading);
+        let catching_up = if late > ORDINARY { self.catching_up.or(0.0) * late as f64 - reading } else { 0.0 };
+        let catching_up = catching_up.max(0.0);
         (self.seconds.or(0.0) + catching_up, catching_up)
     }
 
-    /// Tokens of the request that the drafter has not seen.
+    /// Tokens of the request that the drafter has not read.
     fn late(&self, ask: &Ask<'_>) -> usize {
-        let seen = self.requests.get(&ask.key).map_or(0, |request| request.seen);
-        ask.tokens.len().saturating_sub(seen)
+        let read = self.requests.get(&ask.key).map_or(0, |request| request.read);
+        ask.tokens.len().saturating_sub(read)
     }
 
     /// Seconds that an ordinary call takes for each request; 0 as long as nothing is known.
@@ -168,7 +174,11 @@ impl Rated {
         if self.brings.count < LEARNING || cost <= CHEAP * worth.draft {
             return true;
         }
-        let brings = self.requests.get(&ask.key).map_or(self.brings, |request| request.brings);
+        let request = self.requests.get(&ask.key);
+        if request.is_some_and(|request| request.trying) {
+            return true;
+        }
+        let brings = request.map_or(self.brings, |request| request.brings);
         brings.or(0.0) * worth.draft - otherwise >= cost - catching_up + catching_up / horizon
     }
 
@@ -188,13 +198,26 @@ impl Rated {
         }
         self.credit -= cost;
         // What it brings now counts as much as all that is remembered.
-        if let Some(request) = self.requests.get_mut(&ask.key) {
-            request.brings.count = request.brings.count.min(1.0);
-        }
+        let request = self.request(ask.key);
+        request.brings.count = request.brings.count.min(1.0);
+        request.trying = true;
         Some(index)
     }
 
-    /// Asks the drafter, and learns how long it takes.
+    fn request(&mut self, key: Key) -> &mut Request {
+        let brings = Mean { count: PRIOR.min(self.brings.count), memory: PROPOSALS_OF_A_REQUEST, ..self.brings };
+        self.requests.entry(key).or_insert_with(|| Request {
+            calibration: OnlineCalibration::new(POSITIONS, MEMORY_OF_A_REQUEST),
+            brings,
+            read: 0,
+            reading: 0.0,
+            trying: false,
+            asked: 0,
+            open: Vec::new(),
+        })
+    }
+
+    /// Asks the drafter, and learns how long it takes. `step` is now.
     pub(super) fn propose(
         &mut self,
         round: &Round<'_>,
@@ -205,33 +228,33 @@ impl Rated {
         let started = clock();
         let answers = self.drafter.propose(round, asks);
         let seconds = (clock() - started).max(0.0);
-        let late: Vec<usize> = asks.iter().map(|ask| self.late(ask)).filter(|&late| late > ORDINARY).collect();
-        match late.iter().sum::<usize>() {
-            0 => self.seconds.add(seconds / asks.len() as f64),
-            tokens => {
-                let ordinary = self.seconds.or(0.0) * asks.len() as f64;
-                self.catching_up.add((seconds - ordinary).max(0.0) / tokens as f64);
-            }
+        let is_late = |late: usize| late > ORDINARY;
+        let late: Vec<usize> = asks.iter().map(|ask| self.late(ask)).collect();
+        let all_late: usize = late.iter().filter(|&&late| is_late(late)).sum();
+        if all_late == 0 {
+            self.seconds.add(seconds / asks.len() as f64);
         }
-        for ask in asks {
-            let brings = Mean {
-                value: self.brings.or(0.0),
-                count: PRIOR.min(self.brings.count),
-                memory: PROPOSALS_OF_A_REQUEST,
-            };
-            let request = self.requests.entry(ask.key).or_insert_with(|| Request {
-                calibration: OnlineCalibration::new(POSITIONS, MEMORY_OF_A_REQUEST),
-                brings,
-                seen: 0,
-                asked: 0,
-                open: Vec::new(),
-            });
-            (request.seen, request.asked) = (ask.tokens.len(), step);
+        let reading = (seconds - self.seconds.or(0.0) * asks.len() as f64).max(0.0);
+        for (index, (ask, late)) in asks.iter().zip(late).enumerate() {
+            let behind = answers.as_ref().is_ok_and(|answers| answers.get(index) == Some(&Err(Silence::Behind)));
+            let request = self.request(ask.key);
+            request.asked = step;
+            if is_late(late) {
+                request.reading += reading * late as f64 / all_late as f64;
+            }
+            if !behind {
+                let spent = std::mem::take(&mut request.reading);
+                (request.read, request.trying) = (ask.tokens.len(), false);
+                if is_late(late) {
+                    self.catching_up.add(spent / late as f64);
+                }
+            }
         }
         answers
     }
 
-    /// Notes what was said of a request, to be compared with the text to come.
+    /// Notes what was said of a request, to be compared with the text to come; `None`: nothing was, though the drafter
+    /// has read all of it.
     pub(super) fn said(&mut self, ask: &Ask<'_>, said: Option<&Tree>, worth: Worth) {
         let Some(request) = self.requests.get_mut(&ask.key) else { return };
         match said {

@@ -33,6 +33,8 @@ struct Parrot {
     drafts: usize,
     clock: Clock,
     seconds: [f64; 2],
+    /// Tokens that it reads in one call at most.
+    reads: usize,
     calls: Arc<AtomicU64>,
     seen: HashMap<Key, usize>,
     fails: bool,
@@ -41,7 +43,7 @@ struct Parrot {
 impl Parrot {
     fn new(token: u32, clock: &Clock, seconds: f64) -> Parrot {
         let (clock, calls, seen) = (clock.clone(), Arc::default(), HashMap::new());
-        Parrot { token, drafts: 4, clock, seconds: [seconds, 0.0], calls, seen, fails: false }
+        Parrot { token, drafts: 4, clock, seconds: [seconds, 0.0], reads: usize::MAX, calls, seen, fails: false }
     }
 }
 
@@ -51,16 +53,21 @@ impl Drafter for Parrot {
     }
 
     fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        let mut answers = Vec::new();
         for ask in asks {
-            let seen = self.seen.insert(ask.key, ask.tokens.len()).unwrap_or(0);
-            self.clock.pass(self.seconds[0] + self.seconds[1] * (ask.tokens.len() - seen) as f64);
+            let seen = self.seen.entry(ask.key).or_insert(0);
+            let read = (ask.tokens.len() - *seen).min(self.reads);
+            *seen += read;
+            self.clock.pass(self.seconds[0] + self.seconds[1] * read as f64);
             self.calls.fetch_add(1, Ordering::Relaxed);
+            let drafts = (0..self.drafts).map(|_| (self.token, 0.9));
+            let behind = *seen < ask.tokens.len();
+            answers.push(if behind { Err(Silence::Behind) } else { crate::chain(ask.anchor(), drafts) });
         }
         if self.fails {
             return Err(DraftError { drafter: "parrot", message: "it is ill".into() });
         }
-        let drafts = || (0..self.drafts).map(|_| (self.token, 0.9));
-        Ok(asks.iter().map(|ask| crate::chain(ask.anchor(), drafts())).collect())
+        Ok(answers)
     }
 
     fn finished(&mut self, _: Key, _: &[u32], _: usize) {}
@@ -170,6 +177,32 @@ fn catching_up_with_a_prompt_is_no_ordinary_call() {
     auto.finished(key(0), &vec![1; 600], 500);
     let long = write(&mut auto, 1, &mut vec![9; 10_000], &[1]);
     assert_eq!(long, [Err(Silence::DoesNotPay)]);
+}
+
+#[test]
+fn a_drafter_that_reads_step_by_step_is_judged_by_what_it_says_then() {
+    let clock = Clock::default();
+    let slow = || {
+        let mut parrot = Parrot::new(1, &clock, STEP / 2.0);
+        (parrot.seconds[1], parrot.reads) = (STEP / 10.0, 100);
+        parrot
+    };
+    let mut pays = auto(&clock, vec![Box::new(slow())]);
+    let said = write(&mut pays, 0, &mut vec![9; 1000], &[1; 50]);
+    let expected: Vec<_> = (0..50).map(|step| if step < 10 { Err(Silence::Behind) } else { Ok(1) }).collect();
+    assert_eq!(
+        said, expected,
+        "what it takes to read is not what it takes to draft, and to be behind brings nobody low"
+    );
+    assert!((pays.drafters[0].seconds() - 0.6 * STEP).abs() < 1e-9);
+    // Where it does not pay, a trial is let finish reading: no step of it is wasted.
+    let mut prose = auto(&clock, vec![Box::new(slow())]);
+    write(&mut prose, 0, &mut vec![9; 10], &[7; 100]);
+    prose.finished(key(0), &[7; 110], 10);
+    let said = write(&mut prose, 1, &mut vec![9; 350], &[7; 40_000]);
+    let reads = said.windows(2).filter(|two| two[0] == Err(Silence::Behind));
+    let after: Vec<_> = reads.map(|two| two[1]).filter(|next| *next != Err(Silence::Behind)).collect();
+    assert_eq!(after, [Ok(1)], "it reads once, and then says something");
 }
 
 #[test]
