@@ -7,9 +7,11 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 use engine::measure_cost;
+use model::Model;
 use model::source::Settings;
 use serde::{Deserialize, Serialize};
 use spec::CostCurve;
@@ -28,18 +30,34 @@ struct Kept {
     seconds: Vec<f64>,
 }
 
-/// The costs of steps of this model on this machine: as they were measured before, or else measured now. `anew`: whatever
-/// was measured before.
+/// A model whose steps are measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Measured<'a> {
+    /// What it is called.
+    pub(crate) name: &'a str,
+    /// Size of its weight files.
+    pub(crate) bytes_on_disk: u64,
+    pub(crate) model: &'a Arc<Model>,
+}
+
+impl<'a> From<&'a Loaded> for Measured<'a> {
+    fn from(loaded: &'a Loaded) -> Self {
+        Self { name: &loaded.name, bytes_on_disk: loaded.bytes_on_disk, model: &loaded.model }
+    }
+}
+
+/// The costs of steps of a model that runs as `target` does: as they were measured before, or else measured now. `anew`:
+/// whatever was measured before.
 ///
 /// # Errors
 /// When they cannot be measured. A file that cannot be read or written is none: it only costs the time to measure.
-pub(crate) fn curve(loaded: &Loaded, anew: bool) -> Result<CostCurve> {
-    let of = description(loaded);
+pub(crate) fn curve(measured: Measured<'_>, target: &Loaded, anew: bool) -> Result<CostCurve> {
+    let of = description(measured, target);
     let file = Settings::from_env().ok().map(|settings| path(&settings.cache, &of));
     if let Some(curve) = file.as_deref().filter(|_| !anew).and_then(|file| read(file, &of)) {
         return Ok(curve);
     }
-    let curve = measure_cost(&loaded.model, &loaded.pool, loaded.kv_format)?;
+    let curve = measure_cost(measured.model, &target.pool, target.kv_format)?;
     if let Some(file) = file {
         let (rows, contexts) = (curve.rows().to_vec(), curve.contexts().to_vec());
         // The next run measures again, which is all that is lost.
@@ -49,8 +67,9 @@ pub(crate) fn curve(loaded: &Loaded, anew: bool) -> Result<CostCurve> {
 }
 
 /// All that the times depend on.
-fn description(loaded: &Loaded) -> String {
-    let Loaded { name, bytes_on_disk, model, pool, isa, compute, kv_format, .. } = loaded;
+fn description(measured: Measured<'_>, target: &Loaded) -> String {
+    let Measured { name, bytes_on_disk, model } = measured;
+    let Loaded { pool, isa, compute, kv_format, .. } = target;
     format!(
         "{name}, {bytes_on_disk} bytes, {} a row; {}, {} threads, {isa}, {compute:?}, {kv_format:?}; foretoken {}",
         model.bytes_per_row(),
@@ -62,9 +81,8 @@ fn description(loaded: &Loaded) -> String {
 
 /// The file for a description: its name is a hash (FNV-1a), and what it is of stands inside.
 fn path(cache: &Path, of: &str) -> PathBuf {
-    let hash = of.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash =
+        of.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     cache.join("costs").join(format!("{hash:016x}.json"))
 }
 

@@ -9,6 +9,7 @@ use draft::{Auto, Drafter, Ngram, Predicted, Suffix, SuffixOptions};
 use engine::batch::Speculation;
 
 use crate::cost_cache;
+use crate::draft_model::{DraftModelArgs, SkipSet};
 use crate::load::Loaded;
 
 /// How to draft.
@@ -16,7 +17,8 @@ use crate::load::Loaded;
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct DraftArgs {
     /// What proposes tokens that the model then checks several at a time. The answer stays the same to the bit, and comes
-    /// sooner where the guesses are good: auto, ngram, suffix or none
+    /// sooner where the guesses are good: auto, ngram, suffix, none, a smaller MODEL with the same tokenizer, or skip: the
+    /// model itself without some of its layers (skip:3,5,8-11)
     #[arg(long, value_name = "DRAFTER", default_value = "auto")]
     draft: Kind,
     /// Tokens that are proposed ahead at most
@@ -25,9 +27,8 @@ pub(crate) struct DraftArgs {
     /// One token after the other, as --draft none
     #[arg(long)]
     no_speculation: bool,
-    /// Measure anew what rows cost on this machine, which decides how many drafts pay, instead of going by an earlier run
-    #[arg(long)]
-    measure_costs: bool,
+    #[command(flatten)]
+    models: DraftModelArgs,
 }
 
 /// A drafter, as users name it.
@@ -41,18 +42,35 @@ pub(crate) enum Kind {
     Suffix,
     /// Whichever of these, and of what the client predicts, is expected to earn most, for each request and step; or none.
     Auto,
+    /// What a smaller model says, of this name.
+    Model(String),
+    /// What the model says without some of its layers.
+    Skip(SkipSet),
 }
 
 impl FromStr for Kind {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
+        if let Some(layers) = name.strip_prefix("skip") {
+            match layers.strip_prefix(':') {
+                Some("") => return Err("no layers follow the colon".into()),
+                Some(layers) => return layers.parse().map(Kind::Skip),
+                None if layers.is_empty() => return Ok(Kind::Skip(SkipSet::Middle)),
+                None => {}
+            }
+        }
         match name {
             "none" => Ok(Kind::None),
             "ngram" => Ok(Kind::Ngram),
             "suffix" => Ok(Kind::Suffix),
             "auto" => Ok(Kind::Auto),
-            _ => Err("there are auto, ngram, suffix and none".into()),
+            name if name.contains('/') || name.ends_with(".gguf") || name.starts_with("pip:") => {
+                Ok(Kind::Model(name.to_owned()))
+            }
+            _ => Err("there are auto, ngram, suffix, skip, skip:LAYERS and none; a model is a path with a / in it, a .gguf file, \
+                      a repository or pip:PACKAGE"
+                .into()),
         }
     }
 }
@@ -65,6 +83,9 @@ impl fmt::Display for Kind {
             Kind::Ngram => "ngram",
             Kind::Suffix => "suffix",
             Kind::Auto => "auto",
+            Kind::Model(name) => name,
+            Kind::Skip(SkipSet::Middle) => "skip",
+            Kind::Skip(layers) => return write!(f, "skip:{layers}"),
         })
     }
 }
@@ -74,7 +95,7 @@ impl Kind {
     ///
     /// # Errors
     /// When it cannot draft for the model.
-    pub(crate) fn drafter(&self, _: &Loaded) -> Result<Option<Box<dyn Drafter>>> {
+    pub(crate) fn drafter(&self, loaded: &Loaded, models: DraftModelArgs) -> Result<Option<Box<dyn Drafter>>> {
         let ngram = || Box::new(Ngram::default()) as Box<dyn Drafter>;
         let suffix = || Box::new(Suffix::new(SuffixOptions::default())) as Box<dyn Drafter>;
         Ok(Some(match self {
@@ -82,6 +103,8 @@ impl Kind {
             Kind::Ngram => ngram(),
             Kind::Suffix => suffix(),
             Kind::Auto => Box::new(Auto::new(vec![Box::new(Predicted), ngram(), suffix()])),
+            Kind::Model(name) => models.other(name, loaded)?,
+            Kind::Skip(layers) => models.without_layers(layers, loaded)?,
         }))
     }
 }
@@ -101,8 +124,24 @@ impl DraftArgs {
         if !self.is_on() {
             return Ok(None);
         }
-        let Some(drafter) = self.draft.drafter(loaded)? else { return Ok(None) };
-        let curve = cost_cache::curve(loaded, self.measure_costs)?;
+        let Some(drafter) = self.draft.drafter(loaded, self.models)? else { return Ok(None) };
+        let curve = cost_cache::curve(loaded.into(), loaded, self.models.measure_costs)?;
         Ok(Some(Speculation { drafter, max_drafts: self.draft_max.into(), curve }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafters_are_written_as_they_are_read() {
+        for name in ["none", "ngram", "suffix", "auto", "skip", "skip:3,5,8-11", "./ngram", "a/b", "x.gguf", "pip:x"] {
+            assert_eq!(name.parse::<Kind>().map(|kind| kind.to_string()), Ok(name.to_owned()));
+        }
+        assert_eq!("./skip".parse(), Ok(Kind::Model("./skip".into())));
+        for wrong in ["", "ngrm", "skip:", "skipped", "skip:x"] {
+            assert!(wrong.parse::<Kind>().is_err(), "{wrong}");
+        }
     }
 }

@@ -112,6 +112,31 @@ impl ModelArgs {
     }
 }
 
+/// A model that is to draft for another one.
+pub(crate) struct LoadedDraft {
+    /// What it is called.
+    pub(crate) name: String,
+    /// Size of its weight files.
+    pub(crate) bytes_on_disk: u64,
+    pub(crate) model: Arc<Model>,
+}
+
+/// Finds or fetches the model `name`, and loads it to draft for `target`, on its threads.
+///
+/// # Errors
+/// When the model cannot be had, read or run here, or when its tokens are not the target's: that is known before its
+/// weights are read.
+pub(crate) fn load_draft(name: &str, target: &Loaded) -> Result<LoadedDraft> {
+    let Located { kind, name } = locate(Some(name))?;
+    let context = || format!("cannot draft with {name}");
+    let (weights, config, tokenizer, _) = open(&kind, false).with_context(context)?;
+    tokenizer.check_vocab(config.vocab).with_context(context)?;
+    tokenizer.check_drafts_for(&target.tokenizer).with_context(context)?;
+    let options = LoadOptions { isa: target.isa, compute: target.compute };
+    let model = Model::load(&weights, config, &target.pool, options).with_context(context)?;
+    Ok(LoadedDraft { bytes_on_disk: weights.bytes_on_disk(), model: Arc::new(model), name })
+}
+
 /// Finds or fetches the model of that name, or the default one, with a progress bar on stderr.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ mod answer;
 mod bench;
 mod cost_cache;
 mod draft;
+mod draft_model;
 mod load;
 mod machine;
 mod models;

@@ -16,6 +16,7 @@ use super::drive::{self, Asking};
 use super::oracle::{Oracle, Truths};
 use super::questions::Question;
 use crate::draft::Kind;
+use crate::draft_model::DraftModelArgs;
 use crate::load::Loaded;
 
 /// Tokens of the prompt and of the answer that a new engine warms up with: its buffers grow, and nobody learns from it.
@@ -62,9 +63,9 @@ impl Setup {
 
     fn speculation(&self, contestant: &Contestant, truths: &Truths) -> Result<Speculation> {
         let drafter: Box<dyn Drafter> = match contestant {
-            Contestant::Drafter(kind) => {
-                kind.drafter(&self.loaded)?.with_context(|| format!("{kind} drafts nothing"))?
-            }
+            Contestant::Drafter(kind) => kind
+                .drafter(&self.loaded, DraftModelArgs::default())?
+                .with_context(|| format!("{kind} drafts nothing"))?,
             Contestant::Synthetic(acceptance) => {
                 let vocab = self.loaded.tokenizer.vocab_size() as u32;
                 Box::new(Oracle::new(truths.clone(), *acceptance, self.seed, vocab))
