@@ -8,8 +8,9 @@ use clap::Args;
 use engine::{Drafting, Engine, EngineOptions, SamplingParams};
 use model::chat::{ChatTemplate, RenderOptions};
 use serde_json::{Value, json};
+use spec::Rule;
 
-use crate::answer::{self, Answer};
+use crate::answer::{self, Answer, Show};
 use crate::draft::DraftArgs;
 use crate::load::{Loaded, ModelArgs};
 use crate::prompt::{self, Prompt};
@@ -37,6 +38,16 @@ pub(crate) struct RunArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     draft: DraftArgs,
+    /// Which drafts stand. keyed: those that the model would have said itself, so that the answer stays the same to the
+    /// bit; ratio: more of them at a temperature, with the same law; typical: more still, and the answer is another one
+    #[arg(long, value_name = "RULE", default_value = "keyed", help_heading = "Speculation")]
+    acceptance: Rule,
+    /// Colour the text that was drafted
+    #[arg(long, help_heading = "Speculation")]
+    show_drafts: bool,
+    /// Answer once more without drafts, unseen, and say how much faster the first time was
+    #[arg(long, help_heading = "Speculation")]
+    compare: bool,
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
@@ -57,6 +68,11 @@ struct Session {
     template: Option<ChatTemplate>,
     messages: Vec<Value>,
     params: SamplingParams,
+    drafting: Drafting,
+    /// Whether drafts are spoken of.
+    drafts: bool,
+    show: Show,
+    compare: bool,
 }
 
 impl Session {
@@ -71,9 +87,15 @@ impl Session {
         }
         let speculation = args.draft.speculation(&loaded)?;
         let Loaded { model, tokenizer, template, pool, kv_format, .. } = loaded;
+        let drafting = Drafting { rule: args.acceptance, ..Drafting::default() };
+        if !drafting.rule.is_lossless() {
+            eprintln!("note: --acceptance {} changes what the model says", drafting.rule);
+        }
         let options = EngineOptions { kv_format, context: args.context, ..EngineOptions::default() };
         let messages = args.system.iter().map(|text| json!({ "role": "system", "content": text })).collect();
-        Ok(Self { engine: Engine::new(model, tokenizer, pool, options, speculation), template, messages, params })
+        let (drafts, engine) = (speculation.is_some(), Engine::new(model, tokenizer, pool, options, speculation));
+        let (show, compare) = (Show { drafts: args.show_drafts }, args.compare);
+        Ok(Self { engine, template, messages, params, drafting, drafts, show, compare })
     }
 
     /// Answers `text` as the next turn and keeps both for the turns that follow.
@@ -87,10 +109,26 @@ impl Session {
                 template.encode(&self.messages, &options, tokenizer)?
             }
         };
-        let answer = answer::stream(&mut self.engine, &prompt, &self.params, &Drafting::default())?;
+        let answer = answer::stream(&mut self.engine, &prompt, &self.params, &self.drafting, self.show)?;
         eprintln!("{}", answer.summary());
+        if let Some(drafts) = answer.drafts().filter(|_| self.drafts) {
+            eprintln!("{drafts}");
+        }
+        if self.compare {
+            self.compare(&prompt, &answer)?;
+        }
         self.messages.push(json!({ "role": "assistant", "content": answer.text }));
         Ok(answer)
+    }
+
+    /// Says how the answer compares with one without drafts.
+    fn compare(&mut self, prompt: &[u32], answer: &Answer) -> Result<()> {
+        let plain = answer::plain(&mut self.engine, prompt, &self.params)?;
+        eprintln!("{}", answer.against(&plain));
+        if self.drafting.rule == Rule::Keyed && !answer.equals(&plain) {
+            bail!("drafts have changed the answer, which they must not: please report this with the prompt");
+        }
+        Ok(())
     }
 
     /// Turn after turn until the end of input. An answer that fails (a context that is full) does not end the chat.

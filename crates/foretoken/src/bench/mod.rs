@@ -9,6 +9,8 @@ mod random;
 mod serve;
 mod spec;
 
+pub(crate) use spec::{Tally, Work};
+
 use anyhow::Result;
 use clap::{Args, Subcommand};
 

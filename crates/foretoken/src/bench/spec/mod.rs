@@ -20,6 +20,8 @@ use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+pub(crate) use figures::{Tally, Work};
+
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args};
 use engine::batch::ServiceOptions;
