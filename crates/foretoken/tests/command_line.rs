@@ -57,8 +57,20 @@ fn drafts_do_not_change_the_answer() {
         for drafter in ["ngram", "suffix", "auto"] {
             let (drafted, stderr) = answer(&[more, &["--draft", drafter]].concat());
             assert_eq!(drafted, plain, "{drafter} {more:?}");
-            assert!(more.len() > 2 || stderr.contains("drafts accepted"), "{drafter}: {stderr}");
+            assert!(more.len() > 2 || stderr.contains(" accepted, "), "{drafter}: {stderr}");
         }
+    }
+}
+
+#[test]
+fn run_colours_drafts_and_compares_with_plain_decoding() {
+    let repeat = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog.";
+    let output = output(&["run", repeat, "--model", MODEL, "--max-tokens", "32", "--show-drafts", "--compare"]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    assert!(stdout.contains("\x1b[32m"), "{stdout}");
+    for part in ["tokens a step (by position ", " ms drafting, ", "times as fast; the same tokens"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
     }
 }
 
