@@ -88,7 +88,7 @@ struct PromptArgs {
     #[arg(long)]
     ignore_eos: bool,
     /// Measure at each of these temperatures
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [0.0])]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [0.0], allow_negative_numbers = true)]
     temperatures: Vec<f32>,
     /// Decides on sampling and on the luck of synthetic drafts
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -104,7 +104,7 @@ struct DraftsArgs {
     drafters: Vec<Kind>,
     /// Measure also a drafter that proposes what the model will say, each token right with probability A: what drafts of
     /// that quality would earn
-    #[arg(long, value_name = "A")]
+    #[arg(long, value_name = "A", allow_negative_numbers = true)]
     synthetic_acceptance: Option<f64>,
     /// Tokens that are proposed ahead at most
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
