@@ -126,6 +126,8 @@ impl Chart {
                     bar += 1;
                 }
                 Mark::Line | Mark::Dashed => drawing.line(series),
+                // A row with a name has few dots, and each is a result.
+                Mark::Dots if matches!(self.y.scale, Scale::Names(_)) => drawing.dots(series, 4.5),
                 Mark::Dots => drawing.dots(series, 2.5),
             }
         }
@@ -202,7 +204,7 @@ impl Drawing<'_> {
             let x = self.left + place * (WIDTH - self.left - RIGHT);
             let (base, text) = (self.height - BOTTOM, escape(text));
             self.put(format_args!("<line class=\"rule\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{base}\"/>"));
-            self.put(format_args!("<text class=\"tick\" x=\"{:.1}\" y=\"{}\">{text}</text>", x + 5.0, TOP + 9.0));
+            self.put(format_args!("<text class=\"tick\" x=\"{:.1}\" y=\"{}\">{text}</text>", x + 5.0, TOP - 5.0));
         }
     }
 

@@ -39,7 +39,7 @@ impl Leg {
     }
 
     fn to_json(self) -> Value {
-        let mut value = self.tally.to_json();
+        let mut value = self.tally.to_json_with_work();
         value["wall_seconds"] = json!(self.seconds);
         value["throughput_tokens_per_s"] = json!(self.throughput());
         value

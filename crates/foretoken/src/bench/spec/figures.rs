@@ -181,6 +181,7 @@ impl Tally {
         ratio(self.output_tokens as f64, self.seconds)
     }
 
+    /// All sums and figures but the engine's.
     pub(crate) fn to_json(self) -> Value {
         json!({
             "answers": self.answers,
@@ -197,8 +198,14 @@ impl Tally {
             "drafts_per_request_step": self.budget(),
             "decode_tokens_per_s": self.decode_rate(),
             "tokens_per_s": self.rate(),
-            "engine": self.work.to_json(),
         })
+    }
+
+    /// All sums and figures.
+    pub(crate) fn to_json_with_work(self) -> Value {
+        let mut value = self.to_json();
+        value["engine"] = self.work.to_json();
+        value
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::crowd::{Leg, Point};
 use super::single::{ALL, Summary};
-use super::table::{self, figure, percent};
+use super::table::{self, figure, fixed, percent};
 use super::{Results, Single};
 use crate::report::{Axis, Chart, Mark, Page, Point as Dot, Scale, Series, number};
 
@@ -139,15 +139,17 @@ fn single_table(page: &mut Page, summaries: &[Summary]) {
     let row = |summary: &Summary| {
         let mut row = vec![summary.drafter.clone(), summary.category.clone(), summary.prompts.to_string()];
         row.push(summary.drafted.output_tokens.to_string());
-        row.extend([summary.drafted.tau(), summary.drafted.budget()].map(figure));
+        row.extend([summary.drafted.tau(), summary.drafted.budget()].map(|value| fixed(value, 2)));
         row.push(percent(summary.drafted.acceptance()));
         row.extend(summary.median_rates.map(figure));
-        row.extend([summary.decode.total, summary.decode.median, summary.decode.least].map(figure));
-        row.extend([summary.whole.total, summary.whole.median].map(figure));
+        let times = [summary.decode.total, summary.decode.median, summary.decode.least];
+        row.extend(times.into_iter().chain([summary.whole.total, summary.whole.median]).map(|value| fixed(value, 3)));
         row.extend(summary.drafted.work.shares().map(percent));
         row
     };
-    page.table(&heads, &summaries.iter().map(row).collect::<Vec<_>>());
+    let (all, categories): (Vec<&Summary>, Vec<&Summary>) =
+        summaries.iter().partition(|summary| summary.category == ALL);
+    page.table(&heads, &all.into_iter().chain(categories).map(row).collect::<Vec<_>>());
 }
 
 /// Why nothing was drafted, and how true confidences and predicted times were.
@@ -242,8 +244,8 @@ fn crowd_table(page: &mut Page, points: &[&Point], drafters: &[String]) {
         let tally = &leg.tally;
         let mut row = vec![name.to_owned(), point.clients.to_string(), tally.answers.to_string()];
         row.extend([tally.output_tokens.to_string(), number(leg.seconds), figure(leg.throughput())]);
-        row.push(gain.map_or("-".to_owned(), |gain| format!("{gain:.3}")));
-        row.extend([tally.tau(), tally.budget()].map(figure));
+        row.push(fixed(gain, 3));
+        row.extend([tally.tau(), tally.budget()].map(|value| fixed(value, 2)));
         row.push(percent(tally.acceptance()));
         row.push(figure(tally.work.rows_per_step()));
         row.extend(tally.work.shares().map(percent));

@@ -109,13 +109,13 @@ fn row(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
         "{:<16}{:>7}{:>7}{:>9}{:>9}{rates:>18}{:>9}{:>8}{:>7}{:>8}{propose:>9}{forward:>9}{rest:>7}",
         summary.category,
         summary.prompts,
-        figure(summary.drafted.tau()),
-        figure(summary.drafted.budget()),
+        fixed(summary.drafted.tau(), 2),
+        fixed(summary.drafted.budget(), 2),
         percent(summary.drafted.acceptance()),
-        figure(summary.decode.total),
-        figure(summary.decode.median),
-        figure(summary.decode.least),
-        figure(summary.whole.total),
+        fixed(summary.decode.total, 3),
+        fixed(summary.decode.median, 3),
+        fixed(summary.decode.least, 3),
+        fixed(summary.whole.total, 3),
     )
 }
 
@@ -169,9 +169,9 @@ pub(crate) fn crowd(out: &mut impl Write, temperature: f32, points: &[Point], dr
                 point.requests,
                 figure(point.off.throughput()),
                 figure(leg.throughput()),
-                point.gain(at).map_or("-".to_owned(), |gain| format!("{gain:.3}")),
-                figure(leg.tally.tau()),
-                figure(leg.tally.budget()),
+                fixed(point.gain(at), 3),
+                fixed(leg.tally.tau(), 2),
+                fixed(leg.tally.budget(), 2),
                 percent(leg.tally.acceptance()),
                 figure(leg.tally.work.rows_per_step()),
                 percent(leg.tally.work.shares()[0]),
@@ -192,6 +192,11 @@ pub(crate) fn checks(out: &mut impl Write, checks: &Checks) -> io::Result<()> {
         writeln!(out, "  and {} more", differ - SHOWN)?;
     }
     out.flush()
+}
+
+/// A figure with so many decimals, or a dash where there is none.
+pub(crate) fn fixed(value: Option<f64>, decimals: usize) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
 /// A figure, or a dash where there is none.
