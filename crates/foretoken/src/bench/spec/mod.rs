@@ -291,7 +291,10 @@ impl SpecArgs {
             }),
         );
         let curve = &setup.curve;
-        report.set("cost_curve", json!({ "rows": curve.rows(), "contexts": curve.contexts(), "seconds": curve.points() }));
+        report.set(
+            "cost_curve",
+            json!({ "rows": curve.rows(), "contexts": curve.contexts(), "seconds": curve.points() }),
+        );
         let mut asked = questions.to_json();
         asked["file"] = json!(file);
         asked["limit_per_category"] = json!(limit);

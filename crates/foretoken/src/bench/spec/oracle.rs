@@ -9,9 +9,12 @@ use spec::Proposal;
 
 use crate::bench::random::Random;
 
-/// Answers of plain decoding, by prompt. Clones share them.
+/// Answers by prompt.
+type Answers = HashMap<Vec<u32>, Arc<[u32]>>;
+
+/// Answers of plain decoding. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Truths(Arc<Mutex<HashMap<Vec<u32>, Arc<[u32]>>>>);
+pub(crate) struct Truths(Arc<Mutex<Answers>>);
 
 impl Truths {
     pub(crate) fn insert(&self, prompt: &[u32], answer: &[u32]) {
@@ -22,7 +25,7 @@ impl Truths {
         self.lock().get(prompt).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<u32>, Arc<[u32]>>> {
+    fn lock(&self) -> MutexGuard<'_, Answers> {
         // Nothing that panics runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
