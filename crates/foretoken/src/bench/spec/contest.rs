@@ -44,6 +44,8 @@ pub(crate) struct Setup {
     pub(crate) loaded: Loaded,
     pub(crate) options: ServiceOptions,
     pub(crate) contestants: Vec<Contestant>,
+    /// What models that draft may take.
+    pub(crate) models: DraftModelArgs,
     pub(crate) max_drafts: usize,
     /// What rows cost, measured before anything else. Every engine refines a copy of its own.
     pub(crate) curve: CostCurve,
@@ -64,7 +66,7 @@ impl Setup {
     fn speculation(&self, contestant: &Contestant, truths: &Truths) -> Result<Speculation> {
         let drafter: Box<dyn Drafter> = match contestant {
             Contestant::Drafter(kind) => kind
-                .drafter(&self.loaded, DraftModelArgs::default())?
+                .drafter(&self.loaded, self.models)?
                 .with_context(|| format!("{kind} drafts nothing"))?,
             Contestant::Synthetic(acceptance) => {
                 let vocab = self.loaded.tokenizer.vocab_size() as u32;

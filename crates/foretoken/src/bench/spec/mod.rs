@@ -37,6 +37,7 @@ use self::single::Summary;
 use crate::bench::kernels::compute_name;
 use crate::bench::prompts;
 use crate::draft::Kind;
+use crate::draft_model::DraftModelArgs;
 use crate::load::ModelArgs;
 use crate::progress;
 use crate::report::{self, Report};
@@ -109,6 +110,8 @@ struct DraftsArgs {
     /// Tokens that are proposed ahead at most
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     draft_max: u16,
+    #[command(flatten)]
+    models: DraftModelArgs,
 }
 
 /// How much is asked at once, and how often.
@@ -218,6 +221,7 @@ impl SpecArgs {
         if let Some(context) = self.load.context.filter(|context| context.get() > most) {
             bail!("--context is {context}; {} was made for {most} positions", loaded.name);
         }
+        // Not as an earlier run found it: what is measured here is to come from here.
         let curve = measure_cost(&loaded.model, &loaded.pool, loaded.kv_format)?;
         let options = ServiceOptions {
             kv_bytes: kv_bytes(self.load.kv_memory),
@@ -229,7 +233,8 @@ impl SpecArgs {
             ..ServiceOptions::default()
         };
         let (max_drafts, seed) = (self.drafts.draft_max.into(), self.prompts.seed);
-        Ok(Setup { loaded, options, contestants, max_drafts, curve, seed })
+        let models = self.drafts.models;
+        Ok(Setup { loaded, options, contestants, models, max_drafts, curve, seed })
     }
 
     fn asking(&self, temperature: f32) -> Asking {

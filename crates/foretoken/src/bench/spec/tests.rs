@@ -18,6 +18,7 @@ use super::drive::Asking;
 use super::questions::Question;
 use super::single;
 use crate::draft::Kind;
+use crate::draft_model::DraftModelArgs;
 use crate::load::Loaded;
 use crate::progress;
 
@@ -51,7 +52,7 @@ fn setup(contestants: Vec<Contestant>) -> Setup {
     let (name, tokenizer, model) = ("tiny".into(), byte_tokenizer(), Arc::new(model));
     let loaded = Loaded { name, bytes_on_disk: 0, model, tokenizer, template: None, pool, isa, compute, kv_format };
     let options = ServiceOptions { kv_bytes: 1 << 24, prefix_cache: false, ..ServiceOptions::default() };
-    Setup { loaded, options, contestants, max_drafts: 4, curve, seed: 5 }
+    Setup { loaded, options, contestants, models: DraftModelArgs::default(), max_drafts: 4, curve, seed: 5 }
 }
 
 fn questions() -> Vec<Question> {
