@@ -14,6 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
+use crate::draft::DraftArgs;
 use crate::load::{Loaded, ModelArgs};
 use crate::machine;
 
@@ -120,6 +121,8 @@ pub(crate) struct BatchArgs {
     /// Compute every prompt anew instead of going on from prefixes that earlier requests had
     #[arg(long)]
     no_prefix_cache: bool,
+    #[command(flatten)]
+    draft: DraftArgs,
 }
 
 /// Serves until the first SIGINT or SIGTERM, then finishes what is on its way, for a while. A second one cancels it.
@@ -186,11 +189,13 @@ impl BatchArgs {
 
     /// Starts the engine, and says what it may use.
     pub(crate) fn start(&self, loaded: Loaded) -> Result<(Service, Served)> {
-        let Loaded { name, model, tokenizer, template, pool, kv_format, .. } = loaded;
-        let most = model.config().context;
+        let most = loaded.model.config().context;
         if let Some(context) = self.context.filter(|context| context.get() > most) {
-            bail!("--context is {context}; {name} was made for {most} positions");
+            bail!("--context is {context}; {} was made for {most} positions", loaded.name);
         }
+        let speculation = self.draft.speculation(&loaded)?;
+        let drafter = speculation.as_ref().map_or("none", |speculation| speculation.drafter.name());
+        let Loaded { name, model, tokenizer, template, pool, kv_format, .. } = loaded;
         let kv_bytes = kv_bytes(self.kv_memory);
         let options = ServiceOptions {
             kv_bytes,
@@ -201,7 +206,7 @@ impl BatchArgs {
             max_waiting: self.max_waiting,
             prefix_cache: !self.no_prefix_cache,
         };
-        let service = Service::start(model, tokenizer.clone(), pool, options, None);
+        let service = Service::start(model, tokenizer.clone(), pool, options, speculation);
         let handle = service.handle();
         tracing::info!(
             context = handle.limits().context,
@@ -209,6 +214,7 @@ impl BatchArgs {
             kv_pages = handle.stats().kv_pages_total,
             max_running = self.max_running,
             max_waiting = self.max_waiting,
+            drafter,
             "model loaded"
         );
         if template.is_none() {

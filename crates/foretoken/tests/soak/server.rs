@@ -41,11 +41,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server with 1 MiB for keys and values: 128 pages, which 32 choices want more of than there are.
+    /// A server that drafts, with 1 MiB for keys and values: 128 pages, which 32 choices want more of than there are.
     pub(crate) fn start() -> Server {
         let limit = BODY_LIMIT.to_string();
         let mut process = Command::new(env!("CARGO_BIN_EXE_foretoken"))
-            .args(["serve", "--port", "0", "--log-format", "json", "--kv-memory", "1", "--threads", "2"])
+            .args(["serve", "--port", "0", "--log-format", "json", "--kv-memory", "1", "--threads", "2", "--draft", "auto"])
             .args(["--max-running", "32", "--max-waiting", "8", "--body-limit", &limit, "--model"])
             .arg(model())
             .stderr(Stdio::piped())
@@ -136,7 +136,7 @@ fn is_complaint(line: &str) -> bool {
 }
 
 /// Asks the same at any time, with all that could differ but must not: choices, seeds, log-probabilities. The answer is
-/// without its time and without what was found in the cache; `None` when the queue is full.
+/// without its time, what was found in the cache and what became of drafts; `None` when the queue is full.
 pub(crate) async fn witness(address: &str, salt: &str) -> Option<Value> {
     let body = json!({
         "messages": [{"role": "user", "content": "What does a storm change?"}], "seed": 5, "n": 2, "max_tokens": 40,
@@ -151,6 +151,7 @@ pub(crate) async fn witness(address: &str, salt: &str) -> Option<Value> {
     let mut json = answer.json();
     json["created"].take();
     json["usage"]["prompt_tokens_details"].take();
+    json["usage"]["completion_tokens_details"].take();
     Some(json)
 }
 
