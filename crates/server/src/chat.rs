@@ -12,6 +12,7 @@ use model::chat::{ChatTemplate, RenderOptions, ToolFormat};
 use serde_json::Value;
 
 use crate::app::{App, Served};
+use crate::drafting;
 use crate::error::ApiError;
 use crate::fields::{Fields, is_off};
 use crate::guard::RequestId;
@@ -34,8 +35,12 @@ pub(crate) async fn complete(
     asked.params.max_tokens = max_tokens(&mut fields, asked.params.max_tokens)?;
     asked.params.logprobs = logprobs(&mut fields)?;
     let conversation = Conversation::take(&mut fields)?;
+    let prediction = drafting::take_prediction(&mut fields)?;
     fields.finish()?;
     asked.params.grammar = grammar(&app, &conversation, &mut asked).await?;
+    if let Some(text) = prediction {
+        asked.drafting.predicted = drafting::encode_prediction(text, &app.served).await?;
+    }
     let prompt = conversation.encode(app.served.clone()).await?;
     respond::answer(&app, Kind::Chat, (model, id), vec![prompt], &asked).await
 }

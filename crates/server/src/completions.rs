@@ -59,6 +59,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 fn refuse_unsupported(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
     fields.only("tools", is_off, "only /v1/chat/completions has tools")?;
     fields.only("tool_choice", |value| value == "none" || value == "auto", "only /v1/chat/completions has tools")?;
+    fields.only("prediction", |_| false, "only /v1/chat/completions has predictions")?;
     fields.only("echo", is_off, "only false is supported")?;
     fields.only("suffix", |value| value == "", "filling in the middle is not supported")?;
     fields.only("best_of", |value| *value == n, "it must be n: all choices are returned")

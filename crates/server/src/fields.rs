@@ -18,14 +18,13 @@ use crate::error::ApiError;
 
 /// Fields that clients send and that change nothing in the text: who asks, what is stored, how requests are routed and
 /// billed, what is cached or loaded, hints that make an answer come sooner.
-pub(crate) const WITHOUT_EFFECT: [&str; 16] = [
+pub(crate) const WITHOUT_EFFECT: [&str; 15] = [
     "cache_prompt",
     "id_slot",
     "keep_alive",
     "metadata",
     "mm_processor_kwargs",
     "parallel_tool_calls",
-    "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
     "request_id",

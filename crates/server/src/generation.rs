@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use engine::batch::{Event, Handle, RequestId, Submission, SubmitError};
-use engine::{Delta, Drafting, FinishReason};
+use engine::{Delta, FinishReason};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -137,7 +137,7 @@ impl Generation {
             n: asked.n,
             cache_salt: asked.cache_salt.clone(),
             priority: asked.priority,
-            drafting: Drafting::default(),
+            drafting: asked.drafting.clone(),
         };
         let id = Arc::new(OnceLock::new());
         let line =

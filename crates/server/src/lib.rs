@@ -11,6 +11,7 @@ mod chat;
 mod completions;
 mod config;
 mod connection;
+mod drafting;
 mod error;
 mod fields;
 mod generation;

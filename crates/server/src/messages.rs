@@ -123,8 +123,16 @@ fn text(content: &Value) -> &str {
 
 /// A text, or text parts as lines of one.
 fn content_text(content: &Value, at: &str) -> Result<String, ApiError> {
+    text_parts(content, at).map(|parts| parts.join("\n"))
+}
+
+/// The texts of content that is a string or a list of text parts.
+///
+/// # Errors
+/// 400 naming `at`.
+pub(crate) fn text_parts(content: &Value, at: &str) -> Result<Vec<String>, ApiError> {
     let parts = match content {
-        Value::String(text) => return Ok(text.clone()),
+        Value::String(text) => return Ok(vec![text.clone()]),
         Value::Array(parts) => parts,
         _ => return Err(ApiError::field(at, format!("{at} must be a string or a list of text parts"))),
     };
@@ -135,5 +143,5 @@ fn content_text(content: &Value, at: &str) -> Result<String, ApiError> {
         }
         (Some(kind), _) => Err(ApiError::unsupported(at, &format!("parts of type '{kind}' are not supported"))),
     };
-    Ok(parts.iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+    parts.iter().map(text).collect()
 }

@@ -1,18 +1,21 @@
 //! Figures for Prometheus: what the server has seen of its requests, and what the engine counts.
 
+mod engine_figures;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use engine::FinishReason;
-use engine::batch::{Event, Handle, Stats};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use engine::batch::{Event, Handle};
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+
+use engine_figures::EngineFigures;
 
 /// Route and status.
 type Answered = [(&'static str, String); 2];
@@ -152,56 +155,4 @@ fn reason_label(reason: FinishReason) -> &'static str {
         FinishReason::Cancelled => "cancelled",
         FinishReason::Error => "error",
     }
-}
-
-/// The engine's own figures, read when they are asked for.
-struct EngineFigures(Handle);
-
-impl fmt::Debug for EngineFigures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("EngineFigures")
-    }
-}
-
-impl Collector for EngineFigures {
-    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let stats = self.0.stats();
-        for (name, help, value) in gauges(&stats) {
-            let gauge = ConstGauge::new(value);
-            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
-        }
-        for (name, help, value) in counters(&stats) {
-            let counter = ConstCounter::new(value);
-            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
-        }
-        Ok(())
-    }
-}
-
-/// Name, help and value. The `vllm:` names are what gateways and load balancers look for.
-fn gauges(stats: &Stats) -> [(&'static str, &'static str, f64); 8] {
-    let (running, waiting) = (stats.running as f64, stats.waiting as f64);
-    let (used, total) = (stats.kv_pages_used as f64, stats.kv_pages_total as f64);
-    [
-        ("foretoken_requests_running", "Requests that are in the batch", running),
-        ("foretoken_requests_waiting", "Requests that wait for a place in the batch", waiting),
-        ("foretoken_kv_pages_used", "KV pages that requests hold", used),
-        ("foretoken_kv_pages", "KV pages in all", total),
-        ("foretoken_kv_pages_cached", "KV pages of prefixes that no request holds", stats.cached_pages as f64),
-        ("vllm:num_requests_running", "As foretoken_requests_running", running),
-        ("vllm:num_requests_waiting", "As foretoken_requests_waiting", waiting),
-        ("vllm:kv_cache_usage_perc", "Share of the KV pages that requests hold, from 0 to 1", used / total.max(1.0)),
-    ]
-}
-
-fn counters(stats: &Stats) -> [(&'static str, &'static str, f64); 7] {
-    [
-        ("foretoken_prompt_tokens", "Tokens of the prompts taken in", stats.prompt_tokens as f64),
-        ("foretoken_cached_prompt_tokens", "Of these, found in the prefix cache", stats.cached_prompt_tokens as f64),
-        ("foretoken_generation_tokens", "Tokens committed", stats.generated_tokens as f64),
-        ("foretoken_preemptions", "Times that a request gave its pages up", stats.preemptions as f64),
-        ("foretoken_steps", "Forwards of the target", stats.steps as f64),
-        ("foretoken_rows", "Rows of these forwards", stats.rows as f64),
-        ("foretoken_step_seconds", "Time that the steps took", stats.step_seconds),
-    ]
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use engine::{SamplingParams, fresh_seed};
+use engine::{Drafting, SamplingParams, fresh_seed};
 use model::chat::ToolFormat;
 use serde_json::Value;
 
+use crate::drafting;
 use crate::error::ApiError;
 use crate::fields::{Fields, is_off};
 use crate::grammars::Wanted;
@@ -26,6 +27,7 @@ pub(crate) struct Asked {
     /// Prefixes of the cache are shared only among requests of the same salt.
     pub(crate) cache_salt: Option<String>,
     pub(crate) priority: i32,
+    pub(crate) drafting: Drafting,
     /// The form that the answer must have, still to be compiled.
     pub(crate) form: Option<Wanted>,
     /// The answer may hold calls of tools, in this form.
@@ -53,6 +55,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
         priority: fields
             .take("priority", "a whole number of 32 bits", |value| value.as_i64()?.try_into().ok())?
             .unwrap_or(0),
+        drafting: drafting::take(fields)?,
         form: response_format::take(fields)?,
         calls: None,
     })

@@ -16,6 +16,7 @@ use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::app::App;
+use crate::drafting;
 use crate::error::ApiError;
 use crate::generation::{Generation, Piece};
 use crate::guard::RequestId;
@@ -37,7 +38,8 @@ pub(crate) async fn answer(
     asked: &Asked,
 ) -> Result<Response, ApiError> {
     let choices = prompts.len() * asked.n as usize;
-    let options = ShapeOptions { include_usage: asked.include_usage, calls: asked.calls };
+    let lossy = drafting::lossy(&asked.drafting, asked.params.temperature).filter(|_| app.served.handle.drafts());
+    let options = ShapeOptions { include_usage: asked.include_usage, calls: asked.calls, lossy };
     let shape = Shape::new(kind, &record.id, model, app.served.tokenizer.clone(), choices, options);
     let generation = Generation::start(app, prompts, asked, record)?;
     if asked.stream { Ok(stream(generation, shape, app.config.keep_alive)) } else { whole(generation, shape).await }

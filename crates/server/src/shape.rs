@@ -4,9 +4,11 @@ use engine::Delta;
 use model::chat::ToolFormat;
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
+use spec::Rule;
 
 use crate::app::unix_time;
 use crate::calls::{Calls, Part};
+use crate::drafting;
 use crate::generation::Tokens;
 use crate::logprobs::{self, Entry};
 
@@ -24,6 +26,8 @@ pub(crate) struct ShapeOptions {
     pub(crate) include_usage: bool,
     /// Calls of tools are looked for, in this form.
     pub(crate) calls: Option<ToolFormat>,
+    /// The acceptance rule to tell of, where answers are not what they would be without drafts.
+    pub(crate) lossy: Option<Rule>,
 }
 
 /// A choice as far as it has come.
@@ -53,6 +57,7 @@ pub(crate) struct Shape {
     tokenizer: Tokenizer,
     choices: Vec<Choice>,
     include_usage: bool,
+    lossy: Option<Rule>,
 }
 
 impl Shape {
@@ -63,7 +68,7 @@ impl Shape {
         model: String,
         tokenizer: Tokenizer,
         choices: usize,
-        ShapeOptions { include_usage, calls }: ShapeOptions,
+        ShapeOptions { include_usage, calls, lossy }: ShapeOptions,
     ) -> Self {
         let prefix = match kind {
             Kind::Chat => "chatcmpl",
@@ -76,7 +81,7 @@ impl Shape {
         };
         let choices = (0..choices).map(choice).collect();
         let id = format!("{prefix}-{request_id}");
-        Self { kind, id, created: unix_time(), model, tokenizer, choices, include_usage }
+        Self { kind, id, created: unix_time(), model, tokenizer, choices, include_usage, lossy }
     }
 
     /// Takes in a token, for [`Shape::whole`].
@@ -169,7 +174,11 @@ impl Shape {
 
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         let Self { id, created, model, .. } = self;
-        json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices })
+        let mut all = json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices });
+        if let Some(rule) = self.lossy {
+            all["speculation"] = drafting::notice(rule);
+        }
+        all
     }
 }
 

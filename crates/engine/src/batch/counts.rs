@@ -81,6 +81,17 @@ pub struct DraftCounts {
 }
 
 impl DraftCounts {
+    /// Steps of a request that decodes, with drafts and without.
+    pub fn decodes(&self) -> u64 {
+        self.proposals + self.silent.iter().sum::<u64>()
+    }
+
+    /// Drafts that were checked of each request that decoded since `before`; `None` if none did.
+    pub(super) fn budget(&self, before: &DraftCounts) -> Option<f64> {
+        let decodes = self.decodes() - before.decodes();
+        (decodes > 0).then(|| (self.checked - before.checked) as f64 / decodes as f64)
+    }
+
     /// A request had no drafts in a step.
     pub(super) fn silent(&mut self, reason: Reason) {
         self.silent[reason as usize] += 1;

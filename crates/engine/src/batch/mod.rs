@@ -148,6 +148,9 @@ pub struct Stats {
     pub cached_prompt_tokens: u64,
     /// What became of drafts.
     pub drafts: DraftCounts,
+    /// Drafts that were checked of each request that decoded, in the mean of the last steps: what came before the last 32
+    /// weighs a third.
+    pub draft_budget: f64,
     /// Times that a request lost its pages to an older one.
     pub preemptions: u64,
     /// Steps.

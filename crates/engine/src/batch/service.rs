@@ -52,6 +52,7 @@ enum Command {
 /// What both sides see.
 struct Shared {
     limits: Limits,
+    drafts: bool,
     tokenizer: Tokenizer,
     max_running: usize,
     max_waiting: usize,
@@ -92,10 +93,11 @@ impl Service {
         let pages = (kv_bytes / model.kv_layout(kv_format).bytes_per_page()).min(u32::MAX as usize);
         let max_running = max_running.max(1);
         let options = BatchOptions { pages: Some(pages), kv_format, context, row_budget, max_running, prefix_cache };
+        let drafts = speculation.is_some();
         let batch = Batch::new(model, tokenizer.clone(), pool, options, speculation);
         let gate = Mutex::new(Gate { open: true, next: 0, queued: 0, stats: batch.stats() });
-        let limits = batch.limits.clone();
-        let shared = Arc::new(Shared { limits, tokenizer, max_running, max_waiting: max_waiting.max(1), gate });
+        let (limits, max_waiting) = (batch.limits.clone(), max_waiting.max(1));
+        let shared = Arc::new(Shared { limits, drafts, tokenizer, max_running, max_waiting, gate });
         let (commands, inbox) = mpsc::channel();
         let runner = Runner::new(batch, inbox, Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || runner.run());
@@ -183,6 +185,11 @@ impl Handle {
     /// What a request may use.
     pub fn limits(&self) -> &Limits {
         &self.shared.limits
+    }
+
+    /// Whether anything drafts.
+    pub fn drafts(&self) -> bool {
+        self.shared.drafts
     }
 }
 
@@ -351,7 +358,7 @@ mod tests {
         let batch = Batch::new(Arc::new(model), tokenizer.clone(), pool, options, None);
         let gate = Mutex::new(Gate { open: true, next: 0, queued: 0, stats: batch.stats() });
         let limits = batch.limits.clone();
-        let shared = Arc::new(Shared { limits, tokenizer, max_running: 2, max_waiting: 5, gate });
+        let shared = Arc::new(Shared { limits, drafts: false, tokenizer, max_running: 2, max_waiting: 5, gate });
         Runner::new(batch, mpsc::channel().1, shared)
     }
 

@@ -22,6 +22,9 @@ use crate::engine::GenerateError;
 use crate::process::SharedScratch;
 use crate::request::{Delta, FinishReason, Limits, Request, Usage};
 
+/// Steps that [`Stats::draft_budget`] looks back on.
+const RECENT_STEPS: f64 = 32.0;
+
 /// How a batch is set up. See [`ServiceOptions`](super::ServiceOptions).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchOptions {
@@ -138,7 +141,7 @@ impl Batch {
     /// When the model refuses the rows, which no request that was let in can bring about; no request that runs can go
     /// on then: see [`Batch::abandon`].
     pub(crate) fn step(&mut self) -> Result<(), ForwardError> {
-        let start = Instant::now();
+        let (start, drafts) = (Instant::now(), self.counters.drafts);
         self.admit();
         self.plan();
         self.propose();
@@ -151,6 +154,9 @@ impl Batch {
             self.sweep();
             self.counters.steps += 1;
             self.counters.rows += rows as u64;
+            if let Some(budget) = self.counters.drafts.budget(&drafts) {
+                self.counters.draft_budget += (budget - self.counters.draft_budget) / RECENT_STEPS;
+            }
         }
         self.counters.step_seconds += start.elapsed().as_secs_f64();
         Ok(())

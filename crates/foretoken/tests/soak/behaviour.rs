@@ -146,9 +146,19 @@ impl Client {
             body["stop"] = json!(["e", "th"]);
         }
         if self.below(2) == 0 {
+            body["speculation"] = json!({
+                "enabled": self.below(4) > 0,
+                "max_draft": self.below(9),
+                "acceptance": ["keyed", "ratio", "typical"][self.below(3)],
+            });
+        }
+        if self.below(2) == 0 {
             body["prompt"] = prompt.into();
             body["logprobs"] = self.below(3).into();
             return ("/v1/completions", body, n);
+        }
+        if self.below(2) == 0 {
+            body["prediction"] = json!({ "type": "content", "content": "e".repeat(self.below(1000)) });
         }
         body["messages"] = json!([{ "role": "user", "content": prompt }]);
         body["logprobs"] = (self.below(2) == 0).into();

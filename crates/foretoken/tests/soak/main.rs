@@ -70,8 +70,11 @@ async fn a_storm_leaves_no_trace() {
 
     counts.iter().for_each(|(what, count)| println!("{count:8} {what}"));
     println!(
-        "         preempted {} times, {} tokens",
-        figures["preemptions_total"], figures["generation_tokens_total"]
+        "         preempted {} times, {} tokens, {} of {} drafts accepted",
+        figures["preemptions_total"],
+        figures["generation_tokens_total"],
+        figures["accepted_tokens_total"],
+        figures["drafted_tokens_total"]
     );
     println!("         at the start {at_start}; warm {warm}; at the end {at_end}");
 
@@ -80,6 +83,7 @@ async fn a_storm_leaves_no_trace() {
         *calm,
         "the storm has changed the answer"
     );
+    assert!(figures["drafted_tokens_total"] > 0.0, "nothing was drafted");
     assert!(server.is_ready().await);
     for what in MUST_HAPPEN {
         assert!(counts.get(what).is_some_and(|&count| count > 0), "no client was {what:?}: the storm is too short");

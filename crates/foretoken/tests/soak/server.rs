@@ -45,7 +45,19 @@ impl Server {
     pub(crate) fn start() -> Server {
         let limit = BODY_LIMIT.to_string();
         let mut process = Command::new(env!("CARGO_BIN_EXE_foretoken"))
-            .args(["serve", "--port", "0", "--log-format", "json", "--kv-memory", "1", "--threads", "2", "--draft", "auto"])
+            .args([
+                "serve",
+                "--port",
+                "0",
+                "--log-format",
+                "json",
+                "--kv-memory",
+                "1",
+                "--threads",
+                "2",
+                "--draft",
+                "auto",
+            ])
             .args(["--max-running", "32", "--max-waiting", "8", "--body-limit", &limit, "--model"])
             .arg(model())
             .stderr(Stdio::piped())

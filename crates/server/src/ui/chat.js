@@ -201,6 +201,10 @@ function stats({ begun, first, last, pieces, usage, finish }) {
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     parts.push(["prompt ", bold(usage.prompt_tokens.toLocaleString("en")), ", cached ", bold(cached.toLocaleString("en"))]);
+    const { accepted_prediction_tokens: accepted = 0, rejected_prediction_tokens: rejected = 0 } =
+      usage.completion_tokens_details ?? {};
+    const drafted = accepted + rejected;
+    if (drafted) parts.push(["drafts ", bold(`${accepted.toLocaleString("en")} of ${drafted.toLocaleString("en")}`)]);
   }
   if (finish === "length") parts.push(["ended by the limit"]);
   if (finish === "stopped") parts.push(["stopped by you"]);

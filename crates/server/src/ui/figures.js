@@ -142,7 +142,7 @@ function bar(figure) {
       x += width;
       return element("span", {}, [element("b", {}, [format(count, { whole: true })]), ` ${name}`]);
     });
-    parts.push(element("span", {}, ["of ", element("b", {}, [format(whole, { whole: true })]), " pages"]));
+    parts.push(element("span", {}, ["of ", element("b", {}, [format(whole, { whole: true })]), ` ${figure.unit}`]));
     words.replaceChildren(...parts);
   };
   const box = element("div", { className: "parts" }, [node, words]);

@@ -25,11 +25,11 @@ function rate(name) {
   return { needs: [name], value };
 }
 
-/** Growth of one counter for each growth of another; null while the other stands still. */
-function each(name, per, scale = 1) {
+/** Growth of one counter for each growth of another, and `more`; null while the other stands still. */
+function each(name, per, scale = 1, more = 0) {
   const value = (now, before) => {
     const count = growth(per, now, before);
-    return count ? (growth(name, now, before) / count) * scale : null;
+    return count ? more + (growth(name, now, before) / count) * scale : null;
   };
   return { needs: [name, per], value };
 }
@@ -51,7 +51,7 @@ function mean(name) {
 
 /**
  * The figures. `value(now, before)` is a number or null; `before` is the sample a second ago. `whole` figures have no
- * decimals, `plain` ones no curve, and `bar` ones are shares of a whole, in parts.
+ * decimals, `plain` ones no curve, and `bar` ones are shares of a whole, in parts, counted in `unit`.
  */
 export const SECTIONS = [
   {
@@ -84,6 +84,7 @@ export const SECTIONS = [
           { name: "kept for prefixes", metric: "foretoken_kv_pages_cached" },
         ],
         of: "foretoken_kv_pages",
+        unit: "pages",
         needs: ["foretoken_kv_pages_used", "foretoken_kv_pages_cached", "foretoken_kv_pages"],
       },
       {
@@ -108,6 +109,24 @@ export const SECTIONS = [
       { label: "drafted", unit: "/s", whole: true, ...rate("foretoken_drafted_tokens_total") },
       { label: "accepted", unit: "/s", whole: true, ...rate("foretoken_accepted_tokens_total") },
       { label: "rejected", unit: "/s", whole: true, ...rate("foretoken_rejected_tokens_total") },
+      {
+        bar: [
+          { name: "accepted", metric: "foretoken_accepted_tokens_total" },
+          { name: "rejected", metric: "foretoken_rejected_tokens_total" },
+        ],
+        of: "foretoken_drafted_tokens_total",
+        unit: "drafted",
+        needs: ["foretoken_accepted_tokens_total", "foretoken_rejected_tokens_total", "foretoken_drafted_tokens_total"],
+      },
+      // The accepted ones, and the one that the target says itself.
+      { label: "a request's tokens", unit: "/step", ...each("foretoken_accepted_tokens_total", "foretoken_decodes_total", 1, 1) },
+      { label: "a request's drafts", unit: "/step", ...level("foretoken_draft_budget") },
+      {
+        label: "time that drafting takes",
+        unit: "%",
+        plain: true,
+        ...each("foretoken_propose_seconds_total", "foretoken_step_seconds_total", 100),
+      },
     ],
   },
 ];

@@ -9,7 +9,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
-use engine::batch::{Service, ServiceOptions};
+use draft::Drafter;
+use engine::batch::{Service, ServiceOptions, Speculation};
 use http_body_util::BodyExt;
 use kernels::{Compute, Isa, Pool};
 use model::chat::ChatTemplate;
@@ -19,6 +20,7 @@ use model::weights::Weights;
 use model::{LoadOptions, Model};
 use serde_json::{Value, json};
 use server::{Served, ServerConfig, router};
+use spec::CostCurve;
 use tower::ServiceExt;
 
 /// The fixture's positions.
@@ -50,7 +52,7 @@ fn byte_tokenizer() -> Tokenizer {
     Tokenizer::from_vocabulary(vocabulary).unwrap()
 }
 
-fn start(context: usize, max_waiting: usize) -> Service {
+fn start(context: usize, max_waiting: usize, speculation: Option<Speculation>) -> Service {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
     let pool = Pool::new(NonZeroUsize::MIN);
     let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
@@ -59,7 +61,7 @@ fn start(context: usize, max_waiting: usize) -> Service {
     let model = Model::load(&Weights::open_dir(&dir).unwrap(), config, &pool, options).unwrap();
     let options =
         ServiceOptions { kv_bytes: 4 << 20, context: Some(context), max_waiting, ..ServiceOptions::default() };
-    Service::start(model, byte_tokenizer(), pool, options, None)
+    Service::start(model, byte_tokenizer(), pool, options, speculation)
 }
 
 /// A running engine with a server in front.
@@ -75,12 +77,19 @@ impl Fixture {
     }
 
     pub(crate) fn with(config: ServerConfig, max_waiting: usize) -> Self {
-        Self::with_template(config, start(CONTEXT, max_waiting), TEMPLATE)
+        Self::with_template(config, start(CONTEXT, max_waiting, None), TEMPLATE)
     }
 
     /// A server for longer conversations, with a template of its own.
     pub(crate) fn talking(template: &str) -> Self {
-        Self::with_template(ServerConfig::default(), start(LONG_CONTEXT, 64), template)
+        Self::with_template(ServerConfig::default(), start(LONG_CONTEXT, 64, None), template)
+    }
+
+    /// A server that drafts, and that checks whatever is drafted: steps cost the same whatever their rows.
+    pub(crate) fn drafting(drafter: Box<dyn Drafter>) -> Self {
+        let curve = CostCurve::new(&[1, 128], &[0], &[1.0, 1.0]).unwrap();
+        let speculation = Speculation { drafter, max_drafts: 8, curve };
+        Self::with_template(ServerConfig::default(), start(CONTEXT, 64, Some(speculation)), TEMPLATE)
     }
 
     fn with_template(config: ServerConfig, service: Service, template: &str) -> Self {
