@@ -146,11 +146,9 @@ impl Client {
             body["stop"] = json!(["e", "th"]);
         }
         if self.below(2) == 0 {
-            body["speculation"] = json!({
-                "enabled": self.below(4) > 0,
-                "max_draft": self.below(9),
-                "acceptance": ["keyed", "ratio", "typical"][self.below(3)],
-            });
+            let rule = ["keyed", "ratio", "typical"][self.below(3)];
+            let (enabled, most) = (self.below(4) > 0, self.below(9));
+            body["speculation"] = json!({ "enabled": enabled, "max_draft": most, "acceptance": rule });
         }
         if self.below(2) == 0 {
             body["prompt"] = prompt.into();
