@@ -183,6 +183,12 @@ impl Drafter for Auto {
         }
     }
 
+    fn heard(&mut self, key: Key, says: &[(usize, u32)]) {
+        if let Some(&drafter) = self.taken.get(&key) {
+            self.drafters[drafter].drafter.heard(key, says);
+        }
+    }
+
     fn finished(&mut self, key: Key, tokens: &[u32], prompt: usize) {
         self.taken.remove(&key);
         self.answer.add(tokens.len().saturating_sub(prompt) as f64);

@@ -8,6 +8,8 @@ mod auto;
 mod choose;
 mod datastore;
 mod draft_model;
+mod lookahead;
+mod merged;
 mod ngram;
 mod occurrences;
 mod predicted;
@@ -19,6 +21,8 @@ pub use datastore::{
     Datastore, DatastoreBuilder, DatastoreError, DatastoreOptions, DocumentError, Header, ORDER, Store,
 };
 pub use draft_model::{DraftModel, DraftModelOptions};
+pub use lookahead::{Lookahead, LookaheadOptions};
+pub use merged::Merged;
 pub use ngram::{Ngram, NgramOptions, Occurrence};
 pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
@@ -149,6 +153,12 @@ pub trait Drafter: Send {
     /// learns nothing from it need not listen.
     fn judged(&mut self, key: Key, verdict: &Verdict<'_>) {
         let _ = (key, verdict);
+    }
+
+    /// What the target says after nodes of the newest proposal for which this was [asked](Proposal::is_heard): its likeliest
+    /// token after each that was computed. Told of before the verdict.
+    fn heard(&mut self, key: Key, says: &[(usize, u32)]) {
+        let _ = (key, says);
     }
 
     /// A request has ended with these tokens, the first `prompt` of them its prompt: what is kept of it can go.

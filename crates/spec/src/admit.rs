@@ -1,6 +1,6 @@
 //! How many drafts a step checks, over all requests.
 
-use crate::Tree;
+use crate::{Proposal, Tree};
 
 /// How the number of checked drafts is searched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +141,35 @@ impl Admission {
             }
             let above = tree.parent(node).map_or(1.0, |parent| self.survivals[parent]);
             self.survivals.push(above * confidence);
+        }
+        Ok(self.add())
+    }
+
+    /// As [`add_tree`](Admission::add_tree); a probe competes with what it is [worth](Proposal::worth), if that is more than
+    /// its survival as a draft, and never with more than what is above it.
+    ///
+    /// # Errors
+    ///
+    /// A confidence that is NaN or outside [0, 1]. Nothing was added then.
+    pub fn add_proposal(
+        &mut self,
+        proposal: &Proposal,
+        mut confidence: impl FnMut(usize) -> f64,
+    ) -> Result<usize, AdmissionError> {
+        let tree = proposal.tree();
+        self.survivals.clear();
+        self.survivals.push(1.0);
+        // Without the worth of probes above: a draft below a probe is no likelier for it.
+        let mut stands = vec![1.0];
+        for node in 1..tree.len() {
+            let confidence = if proposal.is_draft(node) { confidence(node) } else { 0.0 };
+            if !(0.0..=1.0).contains(&confidence) {
+                return Err(AdmissionError::Confidence { request: self.starts.len(), draft: node, confidence });
+            }
+            let parent = tree.parent(node).unwrap_or(0);
+            stands.push(stands[parent] * confidence);
+            let worth = proposal.worth(node).min(self.survivals[parent]);
+            self.survivals.push(stands[node].max(worth));
         }
         Ok(self.add())
     }

@@ -25,6 +25,18 @@ pub enum Drawn {
 pub struct Proposal {
     tree: Tree,
     groups: Vec<Group>,
+    probes: Vec<Probe>,
+}
+
+/// A node that is computed for what the target says there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Probe {
+    node: usize,
+    worth: f64,
+    /// Whether the drafter is told what the target says after it.
+    heard: bool,
+    /// Whether nobody expects the node to stand.
+    alone: bool,
 }
 
 /// Drafts drawn from one distribution below one node.
@@ -73,7 +85,7 @@ impl Proposal {
 
     /// The same drafts with other confidences; what is not in [0, 1] counts as the nearer end, NaN as 0.
     pub fn with_confidences(&self, confidence: impl Fn(usize) -> f64) -> Proposal {
-        Proposal { tree: self.tree.with_confidences(confidence), groups: self.groups.clone() }
+        Proposal { tree: self.tree.with_confidences(confidence), ..self.clone() }
     }
 
     /// Adds a draft that was not chosen by chance. Returns its node.
@@ -83,6 +95,45 @@ impl Proposal {
     /// As [`Tree::add`].
     pub fn add_point(&mut self, parent: usize, token: u32, confidence: f64) -> Result<usize, ProposalError> {
         Ok(self.tree.add(parent, token, confidence)?)
+    }
+
+    /// Adds a *probe*: a node that is to be computed not because it may stand, but because what the target says there helps
+    /// to draft in later steps (the window of lookahead decoding). `worth` is what this one row is expected to bring, in
+    /// drafts that stand. Returns its node, which may be that of a draft. With `heard` the drafter is told what the target
+    /// says after it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tree::add`], and a worth outside [0, 1].
+    pub fn add_probe(&mut self, parent: usize, token: u32, worth: f64, heard: bool) -> Result<usize, ProposalError> {
+        let nodes = self.tree.len();
+        if !(0.0..=1.0).contains(&worth) {
+            return Err(TreeError::Confidence { node: nodes, confidence: worth }.into());
+        }
+        let node = self.tree.add(parent, token, 0.0)?;
+        self.probes.push(Probe { node, worth, heard, alone: node == nodes });
+        Ok(node)
+    }
+
+    /// What a node is worth as a probe, in drafts that stand; 0 if it is none.
+    pub fn worth(&self, node: usize) -> f64 {
+        self.probes_at(node).map(|probe| probe.worth).fold(0.0, f64::max)
+    }
+
+    /// Whether the drafter wants to hear what the target says after a node.
+    pub fn is_heard(&self, node: usize) -> bool {
+        self.probes_at(node).any(|probe| probe.heard)
+    }
+
+    /// Whether a node is a draft, which may stand, and not a probe and nothing else. What becomes of a mere probe says
+    /// nothing about the drafter.
+    pub fn is_draft(&self, node: usize) -> bool {
+        let alone = self.probes_at(node).any(|probe| probe.alone);
+        node > 0 && (!alone || self.tree.confidences()[node] > 0.0)
+    }
+
+    fn probes_at(&self, node: usize) -> impl Iterator<Item = &Probe> {
+        self.probes.iter().filter(move |probe| probe.node == node)
     }
 
     /// Adds drafts that were drawn from `law` below `parent`, in the order of drawing. Returns the node of each; equal
@@ -150,6 +201,7 @@ impl Proposal {
         }
         let now = self.tree.merge(&other.tree);
         self.groups.extend(other.groups.iter().filter_map(|group| group.moved(|node| Some(now[node]))));
+        self.probes.extend(other.probes.iter().map(|probe| Probe { node: now[probe.node], ..*probe }));
         Ok(now)
     }
 
@@ -164,7 +216,9 @@ impl Proposal {
         let mut now = vec![None; self.tree.len()];
         was.iter().enumerate().for_each(|(new, &old)| now[old] = Some(new));
         let groups = self.groups.iter().filter_map(|group| group.moved(|node| now[node])).collect();
-        Ok((Proposal { tree, groups }, was))
+        let probe = |probe: &Probe| Some(Probe { node: now[probe.node]?, ..*probe });
+        let probes = self.probes.iter().filter_map(probe).collect();
+        Ok((Proposal { tree, groups, probes }, was))
     }
 
     /// Offers the drafts that were drawn below `node` to the target, in the order of drawing: the accepted child, or none
@@ -194,7 +248,7 @@ impl Proposal {
 impl From<Tree> for Proposal {
     /// A proposal of point masses.
     fn from(tree: Tree) -> Proposal {
-        Proposal { tree, groups: Vec::new() }
+        Proposal { tree, groups: Vec::new(), probes: Vec::new() }
     }
 }
 
@@ -205,5 +259,60 @@ impl Group {
         let draws = self.draws.iter().map(|draw| Draw { token: draw.token, node: draw.node.and_then(&now) });
         let draws = draws.collect();
         Some(Group { parent: now(self.parent)?, law: self.law.clone(), drawn: self.drawn, draws })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_is_no_draft_unless_one_is_there() {
+        let mut proposal = Proposal::new(9);
+        let draft = proposal.add_point(0, 1, 0.5).unwrap();
+        let both = proposal.add_probe(0, 1, 0.25, true).unwrap();
+        let mere = proposal.add_probe(both, 2, 0.25, false).unwrap();
+        assert_eq!(
+            (both, proposal.worth(draft), proposal.is_draft(draft), proposal.is_heard(draft)),
+            (draft, 0.25, true, true)
+        );
+        assert_eq!((proposal.worth(mere), proposal.is_draft(mere), proposal.is_heard(mere)), (0.25, false, false));
+        assert_eq!((proposal.worth(0), proposal.is_draft(0)), (0.0, false));
+        assert!(proposal.add_probe(0, 3, 1.5, false).is_err() && proposal.tree().len() == 3);
+        // A draft that comes to a probe makes it one.
+        proposal.add_point(draft, 2, 0.5).unwrap();
+        assert!(proposal.is_draft(mere));
+    }
+
+    #[test]
+    fn probes_go_with_their_nodes() {
+        let mut probes = Proposal::new(9);
+        let first = probes.add_probe(0, 1, 0.5, false).unwrap();
+        probes.add_probe(first, 2, 0.5, true).unwrap();
+        let mut merged = Proposal::from(Tree::chain(9, &[3, 4], &[0.5, 0.5]).unwrap());
+        assert_eq!(merged.merge(&probes).unwrap(), [0, 3, 4]);
+        assert_eq!([1, 2, 3, 4].map(|node| merged.worth(node)), [0.0, 0.0, 0.5, 0.5]);
+        let (kept, _) = merged.keep(&[true, false, false, true, true]).unwrap();
+        assert_eq!(([1, 2].map(|node| kept.is_heard(node)), kept.is_draft(1)), ([false, true], false));
+        let (kept, _) = merged.keep(&[true, true, true, false, false]).unwrap();
+        assert!((1..3).all(|node| kept.is_draft(node) && kept.worth(node) == 0.0));
+    }
+
+    #[test]
+    fn probes_compete_with_what_they_are_worth() {
+        let mut proposal = Proposal::from(Tree::chain(9, &[1], &[0.3]).unwrap());
+        let probe = proposal.add_probe(0, 2, 0.5, false).unwrap();
+        proposal.add_probe(probe, 3, 0.5, true).unwrap();
+        let kept = |budget| {
+            let mut admission = crate::Admission::new();
+            admission.add_proposal(&proposal, |node| proposal.tree().confidences()[node]).unwrap();
+            let admitted =
+                admission.admit(crate::Mandatory::requests(1), crate::Search::Budget(budget), |_| 1.0).unwrap();
+            assert!((admitted.tokens - [1.0, 1.5, 2.0, 2.3][budget]).abs() < 1e-12);
+            admission.kept(0).to_vec()
+        };
+        assert_eq!(kept(1), [true, false, true, false]);
+        assert_eq!(kept(2), [true, false, true, true]);
+        assert_eq!(kept(3), [true; 4]);
     }
 }

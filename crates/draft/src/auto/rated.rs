@@ -126,6 +126,9 @@ impl Rated {
         let own = self.requests.get(&key);
         let tree = proposal.tree();
         proposal.with_confidences(|node| {
+            if !proposal.is_draft(node) {
+                return 0.0;
+            }
             let position = tree.depths()[node] as usize - 1;
             let corrected = self.calibration.confidence(position, tree.confidences()[node]);
             own.map_or(corrected, |own| own.calibration.confidence(position, corrected))
@@ -144,7 +147,8 @@ impl Rated {
             let first = tree.children(0).map(|node| tree.confidences()[node]).fold(0.0, f64::max);
             return saved(first) * self.run.or(1.0);
         }
-        tree.survivals()[1..].iter().map(|&survival| saved(survival)).sum()
+        let survivals = tree.survivals();
+        (1..tree.len()).map(|node| saved(survivals[node].max(corrected.worth(node)))).sum()
     }
 
     /// Seconds that asking for this request takes, and how many of them are for catching up with it.
@@ -282,6 +286,9 @@ impl Rated {
                 let position = open.tree.depths()[open.node] as usize;
                 for child in open.tree.children(open.node) {
                     let (said, stands) = (open.tree.confidences()[child], open.tree.tokens()[child] == token);
+                    if said == 0.0 {
+                        continue; // A probe, which is not expected to stand.
+                    }
                     own.observe(position, self.calibration.confidence(position, said), stands);
                     self.calibration.observe(position, said, stands);
                 }

@@ -42,6 +42,8 @@ pub(super) struct Lane {
     pub(super) checked: Option<Checked>,
     /// What stands of it.
     pub(super) accepted: Accepted,
+    /// The target's likeliest token after nodes of what was checked, where the drafter wants to hear it.
+    pub(super) heard: Vec<(usize, u32)>,
     /// The first of the step's rows of logits that are this lane's, if it has any: one, and one for each draft.
     pub(super) logits_row: Option<usize>,
     /// What came of the choices in this step.
@@ -64,6 +66,7 @@ impl Lane {
             rows: 0,
             checked: None,
             accepted: Accepted { path: Vec::new(), next: None },
+            heard: Vec::new(),
             logits_row: None,
             outcomes: Vec::new(),
             has_run: false,

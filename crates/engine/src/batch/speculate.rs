@@ -1,6 +1,6 @@
 //! Drafts for the requests of a step: who gets some, and how many of them are checked.
 
-use draft::{Ask, Drafter, Key, Round, Silence, Verdict};
+use draft::{Ask, Drafter, Key, Opinion, Round, Silence, Verdict};
 use kernels::Pool;
 use spec::{Admission, CostCurve, Mandatory, OnlineCalibration, Proposal, Search};
 
@@ -199,7 +199,7 @@ impl Speculator {
             let position = |node: usize| tree.depths()[node] as usize - 1;
             let calibrated = |node| self.calibration.confidence(position(node), tree.confidences()[node]);
             // A calibrated confidence is in (0, 1).
-            let _ = self.admission.add_tree(tree, calibrated);
+            let _ = self.admission.add_proposal(&usable.proposal, calibrated);
         }
         let (Load { rows, decodes }, context) = (load(running), context(running));
         // Rows of prompts are worth what the decodes would earn in their time: they make drafts neither dear nor cheap.
@@ -226,10 +226,18 @@ impl Speculator {
         let (tree, accepted) = (proposal.tree(), &lane.accepted);
         let calibrated = |depth: usize, node: usize| self.calibration.confidence(depth - 1, tree.confidences()[node]);
         counts.note(tree, accepted, choice.request.finish().is_some(), calibrated);
-        self.calibration.observe_tree(tree, accepted);
-        let verdict = Verdict { tree, proposed, accepted };
+        let themselves: Vec<usize> = (0..tree.len()).collect();
+        for Opinion { node, depth, stands } in (Verdict { tree, proposed: &themselves, accepted }).opinions() {
+            if proposal.is_draft(node) {
+                self.calibration.observe(depth - 1, tree.confidences()[node], stands);
+            }
+        }
         let key = Key { request: lane.id.0, choice: choice.index };
-        self.drafter.judged(key, &verdict);
+        if !lane.heard.is_empty() {
+            let says: Vec<(usize, u32)> = lane.heard.iter().map(|&(node, token)| (proposed[node], token)).collect();
+            self.drafter.heard(key, &says);
+        }
+        self.drafter.judged(key, &Verdict { tree, proposed, accepted });
     }
 
     /// Learns what a forward of so many rows cost. Answers what had been expected.

@@ -21,18 +21,26 @@ type Outcomes = Vec<(u32, Outcome)>;
 /// Samples the next token of every choice from the `logits` of row 0, `[vocab]`, and commits it. Where there are drafts,
 /// goes on from each that stands, with the logits of its row.
 pub(super) fn commit<'l>(lane: &mut Lane, logits: impl Fn(usize) -> &'l [f32], scratch: &mut Scratch) {
-    let Lane { choices, outcomes, checked, accepted, .. } = lane;
+    let Lane { choices, outcomes, checked, accepted, heard, .. } = lane;
     for choice in choices {
         match checked.as_ref().map(|checked| &checked.proposal) {
             None => drop(choice.next(logits(0), scratch, |_| false, outcomes)),
             Some(proposal) => {
                 *accepted = choice.verify(proposal, &logits, scratch, outcomes);
+                let nodes = (0..proposal.tree().len()).filter(|&node| proposal.is_heard(node));
+                *heard = nodes.filter_map(|node| Some((node, likeliest(logits(node))?))).collect();
                 let ended = choice.request.finish().is_some();
                 choice.request.count_drafts(counted(proposal.tree(), accepted, ended).count(), accepted.path.len());
             }
         }
         choice.close(outcomes);
     }
+}
+
+/// The token of the greatest of `logits`, the lowest of equals; none if there is no greatest.
+fn likeliest(logits: &[f32]) -> Option<u32> {
+    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == greatest && greatest.is_finite()).map(|token| token as u32)
 }
 
 /// The drafts of a tree that count: where the request has ended, none beyond its end.
