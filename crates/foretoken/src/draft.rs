@@ -1,11 +1,15 @@
 //! `--draft`: what proposes tokens for the model to check.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
-use draft::{Auto, Drafter, Ngram, Predicted, Suffix, SuffixOptions};
+use draft::{
+    Auto, Datastore, DatastoreOptions, Drafter, Lookahead, LookaheadOptions, Merged, Ngram, Predicted, Store, Suffix,
+    SuffixOptions,
+};
 use engine::batch::Speculation;
 
 use crate::cost_cache;
@@ -17,8 +21,9 @@ use crate::load::Loaded;
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct DraftArgs {
     /// What proposes tokens that the model then checks several at a time. The answer stays the same to the bit, and comes
-    /// sooner where the guesses are good: auto, ngram, suffix, none, a smaller MODEL with the same tokenizer, or skip: the
-    /// model itself without some of its layers (skip:3,5,8-11)
+    /// sooner where the guesses are good: auto, ngram, suffix, lookahead, datastore:FILE (see `foretoken datastore`), none,
+    /// a smaller MODEL with the same tokenizer, or skip: the model itself without some of its layers (skip:3,5,8-11).
+    /// Several with + between them: auto:A+B takes the best guess for each step, merged:A+B has all of them checked
     #[arg(long, value_name = "DRAFTER", default_value = "auto")]
     draft: Kind,
     /// Tokens that are proposed ahead at most
@@ -40,8 +45,16 @@ pub(crate) enum Kind {
     Ngram,
     /// What usually followed them, in this text and in the answers before.
     Suffix,
+    /// What the model itself finds in a window ahead of the text.
+    Lookahead,
+    /// What usually followed in the texts of this file.
+    Datastore(PathBuf),
     /// Whichever of these, and of what the client predicts, is expected to earn most, for each request and step; or none.
     Auto,
+    /// Whichever of these is expected to earn most.
+    Best(Vec<Kind>),
+    /// What all of these say.
+    Merged(Vec<Kind>),
     /// What a smaller model says, of this name.
     Model(String),
     /// What the model says without some of its layers.
@@ -60,19 +73,46 @@ impl FromStr for Kind {
                 None => {}
             }
         }
+        if let Some(path) = name.strip_prefix("datastore:") {
+            return if path.is_empty() {
+                Err("no file follows the colon".into())
+            } else {
+                Ok(Kind::Datastore(path.into()))
+            };
+        }
+        if let Some(names) = name.strip_prefix("auto:") {
+            return several(names).map(Kind::Best);
+        }
+        if let Some(names) = name.strip_prefix("merged:") {
+            return several(names).map(Kind::Merged);
+        }
         match name {
             "none" => Ok(Kind::None),
             "ngram" => Ok(Kind::Ngram),
             "suffix" => Ok(Kind::Suffix),
+            "lookahead" => Ok(Kind::Lookahead),
             "auto" => Ok(Kind::Auto),
             name if name.contains('/') || name.ends_with(".gguf") || name.starts_with("pip:") => {
                 Ok(Kind::Model(name.to_owned()))
             }
-            _ => Err("there are auto, ngram, suffix, skip, skip:LAYERS and none; a model is a path with a / in it, a .gguf file, \
-                      a repository or pip:PACKAGE"
+            _ => Err("there are auto, ngram, suffix, lookahead, datastore:FILE, skip, skip:LAYERS, auto:A+B, merged:A+B and \
+                      none; a model is a path with a / in it, a .gguf file, a repository or pip:PACKAGE"
                 .into()),
         }
     }
+}
+
+/// Drafters with + between their names.
+fn several(names: &str) -> Result<Vec<Kind>, String> {
+    let kind = |name: &str| match name.parse()? {
+        Kind::None | Kind::Best(_) | Kind::Merged(_) => Err(format!("{name:?} cannot be one of several drafters")),
+        kind => Ok(kind),
+    };
+    names.split('+').map(kind).collect()
+}
+
+fn join(kinds: &[Kind]) -> String {
+    kinds.iter().map(Kind::to_string).collect::<Vec<_>>().join("+")
 }
 
 impl fmt::Display for Kind {
@@ -82,7 +122,11 @@ impl fmt::Display for Kind {
             Kind::None => "none",
             Kind::Ngram => "ngram",
             Kind::Suffix => "suffix",
+            Kind::Lookahead => "lookahead",
+            Kind::Datastore(path) => return write!(f, "datastore:{}", path.display()),
             Kind::Auto => "auto",
+            Kind::Best(kinds) => return write!(f, "auto:{}", join(kinds)),
+            Kind::Merged(kinds) => return write!(f, "merged:{}", join(kinds)),
             Kind::Model(name) => name,
             Kind::Skip(SkipSet::Middle) => "skip",
             Kind::Skip(layers) => return write!(f, "skip:{layers}"),
@@ -96,17 +140,40 @@ impl Kind {
     /// # Errors
     /// When it cannot draft for the model.
     pub(crate) fn drafter(&self, loaded: &Loaded, models: DraftModelArgs) -> Result<Option<Box<dyn Drafter>>> {
-        let ngram = || Box::new(Ngram::default()) as Box<dyn Drafter>;
-        let suffix = || Box::new(Suffix::new(SuffixOptions::default())) as Box<dyn Drafter>;
+        // What takes time, or has rows computed, has to be worth it: alone, too, it is weighed by `auto`.
         Ok(Some(match self {
             Kind::None => return Ok(None),
-            Kind::Ngram => ngram(),
-            Kind::Suffix => suffix(),
-            Kind::Auto => Box::new(Auto::new(vec![Box::new(Predicted), ngram(), suffix()])),
-            Kind::Model(name) => models.other(name, loaded)?,
-            Kind::Skip(layers) => models.without_layers(layers, loaded)?,
+            Kind::Datastore(_) | Kind::Lookahead | Kind::Merged(_) => {
+                Box::new(Auto::new(vec![self.alone(loaded, models)?]))
+            }
+            _ => self.alone(loaded, models)?,
         }))
     }
+
+    fn alone(&self, loaded: &Loaded, models: DraftModelArgs) -> Result<Box<dyn Drafter>> {
+        let ngram = || Box::new(Ngram::default()) as Box<dyn Drafter>;
+        let suffix = || Box::new(Suffix::new(SuffixOptions::default())) as Box<dyn Drafter>;
+        let all = |kinds: &[Kind]| kinds.iter().map(|kind| kind.alone(loaded, models)).collect::<Result<Vec<_>>>();
+        Ok(match self {
+            Kind::None => bail!("nothing drafts"),
+            Kind::Ngram => ngram(),
+            Kind::Suffix => suffix(),
+            Kind::Lookahead => Box::new(Lookahead::new(LookaheadOptions::default())),
+            Kind::Datastore(path) => datastore(path, loaded)?,
+            Kind::Auto => Box::new(Auto::new(vec![Box::new(Predicted), ngram(), suffix()])),
+            Kind::Best(kinds) => Box::new(Auto::new(all(kinds)?)),
+            Kind::Merged(kinds) => Box::new(Merged::new(all(kinds)?)),
+            Kind::Model(name) => models.other(name, loaded)?,
+            Kind::Skip(layers) => models.without_layers(layers, loaded)?,
+        })
+    }
+}
+
+/// What drafts from the datastore at `path`, if that was built for the model's tokenizer.
+fn datastore(path: &Path, loaded: &Loaded) -> Result<Box<dyn Drafter>> {
+    let store = Store::open(path)?;
+    store.check_tokenizer(path, &loaded.tokenizer)?;
+    Ok(Box::new(Datastore::new(store, DatastoreOptions::default())))
 }
 
 impl DraftArgs {
@@ -136,11 +203,15 @@ mod tests {
 
     #[test]
     fn drafters_are_written_as_they_are_read() {
-        for name in ["none", "ngram", "suffix", "auto", "skip", "skip:3,5,8-11", "./ngram", "a/b", "x.gguf", "pip:x"] {
+        let drafters =
+            ["none", "ngram", "suffix", "lookahead", "auto", "datastore:a/b", "auto:ngram+skip:3", "merged:auto"];
+        let models = ["skip", "skip:3,5,8-11", "./ngram", "a/b", "x.gguf", "pip:x"];
+        for name in drafters.into_iter().chain(models) {
             assert_eq!(name.parse::<Kind>().map(|kind| kind.to_string()), Ok(name.to_owned()));
         }
         assert_eq!("./skip".parse(), Ok(Kind::Model("./skip".into())));
-        for wrong in ["", "ngrm", "skip:", "skipped", "skip:x"] {
+        let several = ["auto:", "merged:ngram+", "merged:none", "auto:merged:ngram+suffix"];
+        for wrong in ["", "ngrm", "skip:", "skipped", "skip:x", "datastore:"].into_iter().chain(several) {
             assert!(wrong.parse::<Kind>().is_err(), "{wrong}");
         }
     }

@@ -149,6 +149,22 @@ pub(crate) fn locate(model: Option<&str>) -> Result<Located> {
     })
 }
 
+/// The tokenizer of the model of that name, or of the default one.
+///
+/// # Errors
+/// When the name names nothing, or the model cannot be fetched or has no tokenizer that can be read.
+pub(crate) fn tokenizer(model: Option<&str>) -> Result<Tokenizer> {
+    let Located { kind, name } = locate(model)?;
+    let tokenizer = match &kind {
+        Kind::Directory(dir) => Tokenizer::from_dir(dir)?,
+        Kind::Gguf(path) => {
+            let mut gguf = Gguf::open(path).with_context(|| format!("cannot read {name}"))?;
+            Tokenizer::from_gguf(&gguf.take_metadata())?
+        }
+    };
+    Ok(tokenizer)
+}
+
 fn open(kind: &Kind, with_template: bool) -> Result<(Weights, Config, Tokenizer, Option<ChatTemplate>)> {
     match kind {
         Kind::Directory(dir) => {

@@ -6,6 +6,7 @@
 mod answer;
 mod bench;
 mod cost_cache;
+mod datastore;
 mod draft;
 mod draft_model;
 mod load;
@@ -41,6 +42,8 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// List the models on this machine, or fetch one
     Models(models::ModelsArgs),
+    /// Make a file of texts that drafts can be retrieved from, or look into one
+    Datastore(datastore::DatastoreArgs),
     /// Work out, before anything runs, what a model's keys and values need and what drafting could earn
     Plan(plan::PlanArgs),
     /// Measure: every figure printed comes from this run on this machine
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Models(args) => models::run(&args),
+        Command::Datastore(args) => datastore::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
