@@ -241,8 +241,8 @@ mod tests {
             let whole = proposal.tree();
             // Any part of it may be checked.
             let mut kept = vec![true];
-            for node in 1..whole.len() {
-                kept.push(flags[node] && whole.parent(node).is_some_and(|parent| kept[parent]));
+            for (node, flag) in flags.iter().enumerate().take(whole.len()).skip(1) {
+                kept.push(*flag && whole.parent(node).is_some_and(|parent| kept[parent]));
             }
             let (checked, proposed) = whole.keep(&kept).unwrap();
             merged.judged(KEY, &Verdict { tree: &checked, proposed: &proposed, accepted: &judge(&checked, &text) });

@@ -65,9 +65,9 @@ impl Setup {
 
     fn speculation(&self, contestant: &Contestant, truths: &Truths) -> Result<Speculation> {
         let drafter: Box<dyn Drafter> = match contestant {
-            Contestant::Drafter(kind) => kind
-                .drafter(&self.loaded, self.models)?
-                .with_context(|| format!("{kind} drafts nothing"))?,
+            Contestant::Drafter(kind) => {
+                kind.drafter(&self.loaded, self.models)?.with_context(|| format!("{kind} drafts nothing"))?
+            }
             Contestant::Synthetic(acceptance) => {
                 let vocab = self.loaded.tokenizer.vocab_size() as u32;
                 Box::new(Oracle::new(truths.clone(), *acceptance, self.seed, vocab))
