@@ -5,14 +5,19 @@ use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Git writes here at every commit and checkout. Absent (a source archive), the commit is unknown anyway.
-    let log = "../../.git/logs/HEAD";
-    if Path::new(log).exists() {
+    // Git writes here at every commit and checkout, in a linked worktree elsewhere than in the first. Absent (a source
+    // archive), the commit is unknown anyway.
+    let log = git(&["rev-parse", "--git-path", "logs/HEAD"]);
+    if let Some(log) = log.filter(|log| Path::new(log).exists()) {
         println!("cargo:rerun-if-changed={log}");
     }
-    let output = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
-    let commit = output.ok().filter(|output| output.status.success());
-    let commit = commit.and_then(|output| String::from_utf8(output.stdout).ok());
-    let commit = commit.as_deref().map(str::trim).filter(|name| !name.is_empty()).unwrap_or("unknown");
+    let commit = git(&["rev-parse", "--short", "HEAD"]).unwrap_or("unknown".into());
     println!("cargo:rustc-env=FORETOKEN_COMMIT={commit}");
+}
+
+/// What git answers, if it answers anything.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    let answer = String::from_utf8(output.stdout).ok()?;
+    Some(answer.trim().to_owned()).filter(|answer| !answer.is_empty())
 }

@@ -97,6 +97,8 @@ fn what_makes_no_measurement_is_refused_with_the_reason() {
         (&["--drafters", "none"][..], "nobody drafts"),
         (&["--temperatures", "-1"], "--temperatures has -1"),
         (&["--temperatures", "NaN"], "--temperatures has NaN"),
+        (&["--temperatures", "0,1,0"], "--temperatures has 0 twice"),
+        (&["--json", "no/such/place.json"], "no/such/place.json"),
         (&["--synthetic-acceptance", "1.5"], "--synthetic-acceptance is 1.5"),
         (&["--concurrency", "0"], "above 0"),
         (&["--one-at-a-time", "false"], "nothing is to be measured"),

@@ -169,12 +169,7 @@ pub(crate) fn run(args: &SpecArgs) -> Result<()> {
     args.describe(&setup, &questions, &mut report);
     let mut out = io::stdout().lock();
     table::head(&mut out, &report.to_json())?;
-    let results = args.measure(&setup, &questions, &crowds, &mut out)?;
-    results.fill(&mut report);
-    report.write(args.json.as_deref())?;
-    if let Some(path) = &args.html {
-        report::save(path, &page::render(&results, &report.to_json()))?;
-    }
+    let results = args.measure(&setup, &questions, &crowds, &mut report, &mut out)?;
     table::checks(&mut out, &results.checks)?;
     match results.checks.differences.len() {
         0 => Ok(()),
@@ -188,6 +183,11 @@ impl SpecArgs {
         if let Some(wrong) = temperatures.iter().find(|temperature| !(temperature.is_finite() && **temperature >= 0.0))
         {
             bail!("--temperatures has {wrong}; they must be 0 or above");
+        }
+        if let Some((_, twice)) =
+            temperatures.iter().enumerate().find(|(at, temperature)| temperatures[..*at].contains(temperature))
+        {
+            bail!("--temperatures has {twice} twice");
         }
         if let Some(wrong) = self.drafts.synthetic_acceptance.filter(|acceptance| !(0.0..=1.0).contains(acceptance)) {
             bail!("--synthetic-acceptance is {wrong}; it must be from 0 to 1");
@@ -242,39 +242,53 @@ impl SpecArgs {
         Asking { temperature, max_tokens: max_tokens.get(), ignore_eos, seed }
     }
 
-    /// Measures everything, and prints each part as it is there.
+    /// Measures everything, and prints and writes each part as it is there: who breaks off a long run keeps what it has.
     fn measure(
         &self,
         setup: &Setup,
         questions: &Questions,
         crowds: &[(usize, Vec<&Question>)],
+        report: &mut Report,
         out: &mut impl Write,
     ) -> Result<Results> {
         let drafters: Vec<String> = setup.contestants.iter().map(ToString::to_string).collect();
-        let (mut singles, mut points, mut checks) = (Vec::new(), Vec::new(), Checks::default());
+        let mut results = Results { drafters, singles: Vec::new(), points: Vec::new(), checks: Checks::default() };
+        // A file that cannot be written is known at once.
+        self.write(&results, report)?;
         let repeat = self.load.repeat.get();
         for &temperature in &self.prompts.temperatures {
             let asking = self.asking(temperature);
             if self.load.one_at_a_time {
                 let asked = questions.first(self.prompts.limit.map(NonZeroUsize::get));
-                let measured = single::measure(setup, &asked, &asking, repeat, &mut checks)?;
-                let summaries = single::summaries(&measured, &drafters);
-                table::single(out, temperature, &summaries, &drafters)?;
+                let measured = single::measure(setup, &asked, &asking, repeat, &mut results.checks)?;
+                let summaries = single::summaries(&measured, &results.drafters);
+                table::single(out, temperature, &summaries, &results.drafters)?;
                 let prompts = measured.iter().map(single::Measured::to_json).collect();
-                singles.push(Single { temperature, summaries, prompts });
+                results.singles.push(Single { temperature, summaries, prompts });
+                self.write(&results, report)?;
             }
-            let turns = contest::turns(drafters.len()).len() * repeat;
+            let turns = contest::turns(results.drafters.len()).len() * repeat;
             let total: usize = crowds.iter().map(|(_, asked)| asked.len() * turns).sum();
             let bar = progress::steps("many at once", total as u64);
-            let mut here = Vec::new();
+            let before = results.points.len();
             for (clients, asked) in crowds {
-                here.push(crowd::measure(setup, asked, &asking, (*clients, repeat), &mut checks, &bar)?);
+                let point = crowd::measure(setup, asked, &asking, (*clients, repeat), &mut results.checks, &bar)?;
+                results.points.push(point);
+                self.write(&results, report)?;
             }
             bar.finish_and_clear();
-            table::crowd(out, temperature, &here, &drafters)?;
-            points.extend(here);
+            table::crowd(out, temperature, &results.points[before..], &results.drafters)?;
         }
-        Ok(Results { drafters, singles, points, checks })
+        Ok(results)
+    }
+
+    fn write(&self, results: &Results, report: &mut Report) -> Result<()> {
+        results.fill(report);
+        report.write(self.json.as_deref())?;
+        match &self.html {
+            Some(path) => report::save(path, &page::render(results, &report.to_json())),
+            None => Ok(()),
+        }
     }
 
     /// Says under which conditions the run measures.

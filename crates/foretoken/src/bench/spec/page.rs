@@ -113,6 +113,7 @@ fn single(page: &mut Page, Single { temperature, summaries, .. }: &Single, draft
         },
     ]);
     single_table(page, summaries);
+    position_table(page, summaries);
     silence_table(page, summaries);
 }
 
@@ -150,6 +151,24 @@ fn single_table(page: &mut Page, summaries: &[Summary]) {
     let (all, categories): (Vec<&Summary>, Vec<&Summary>) =
         summaries.iter().partition(|summary| summary.category == ALL);
     page.table(&heads, &all.into_iter().chain(categories).map(row).collect::<Vec<_>>());
+}
+
+/// How far drafts stand, with the counts: a share of few steps says little.
+fn position_table(page: &mut Page, summaries: &[Summary]) {
+    let mut heads = vec!["accepted of checked, by distance".to_owned()];
+    heads.extend((1..=DRAFT_POSITIONS).map(table::position));
+    let cell = |(accepted, checked): (&u64, &u64)| match checked {
+        0 => "-".to_owned(),
+        checked => format!("{accepted} of {checked}"),
+    };
+    let row = |summary: &Summary| {
+        let counts = &summary.drafted.work.drafts;
+        let cells = counts.accepted_at.iter().zip(&counts.checked_at).map(cell);
+        std::iter::once(summary.drafter.clone()).chain(cells).collect()
+    };
+    let heads: Vec<&str> = heads.iter().map(String::as_str).collect();
+    let all = summaries.iter().filter(|summary| summary.category == ALL);
+    page.table(&heads, &all.map(row).collect::<Vec<_>>());
 }
 
 /// Why nothing was drafted, and how true confidences and predicted times were.
@@ -227,7 +246,7 @@ fn crowd_table(page: &mut Page, points: &[&Point], drafters: &[String]) {
     let heads = [
         "drafter",
         "clients",
-        "requests",
+        "answers",
         "tokens out",
         "seconds",
         "tokens/s",
