@@ -88,6 +88,11 @@ impl<'a> Chain<'a> {
         Some(token)
     }
 
+    /// Of the newest draft.
+    pub(super) fn newest_confidence(&self) -> Option<f64> {
+        self.drafts.len().checked_sub(1).map(|last| self.proposal.tree().confidences()[last + 1])
+    }
+
     /// What has been drafted.
     pub(super) fn into_answer(self) -> Result<Proposal, Silence> {
         match (self.is_up_to_date(), self.drafts.is_empty()) {

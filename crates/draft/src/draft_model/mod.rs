@@ -22,6 +22,9 @@ use crate::{Ask, DraftError, Drafter, Key, Round, Silence};
 use chain::Chain;
 use followed::Requests;
 
+/// Drafts that count in what is usual.
+const MEMORY: f64 = 100.0;
+
 /// How a draft model is used.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftModelOptions {
@@ -50,6 +53,8 @@ pub struct DraftModel {
     requests: Requests,
     /// What a forward of so many rows of the draft model takes.
     curve: CostCurve,
+    /// What a draft's confidence usually is: a guess at the next one's.
+    usual_confidence: f64,
     /// Positions that it can follow a request to.
     context: usize,
     options: DraftModelOptions,
@@ -61,7 +66,15 @@ impl DraftModel {
         let pages = options.pages.max(1);
         let cache = KvCache::new(model.kv_layout(options.kv_format), pages);
         let context = model.config().context.min(pages.saturating_mul(kernels::PAGE));
-        Self { workspace: Workspace::new(), requests: Requests::new(cache), model, curve, context, options }
+        Self {
+            workspace: Workspace::new(),
+            requests: Requests::new(cache),
+            model,
+            curve,
+            usual_confidence: 1.0,
+            context,
+            options,
+        }
     }
 
     /// The chain that a request begins this round with, and room for it. `read_ahead` is what is left of the round's.
@@ -97,7 +110,7 @@ impl DraftModel {
 
     /// Runs one forward of the next rows of all `chains`, and continues those that are up to date.
     fn extend(&mut self, pool: &Pool, chains: &mut [Chain<'_>]) -> Result<(), ForwardError> {
-        let Self { model, workspace, requests, curve, options, .. } = self;
+        let Self { model, workspace, requests, curve, usual_confidence, options, .. } = self;
         let begin = Instant::now();
         let (cache, sequences) = requests.sequences(chains.iter().map(|chain| chain.ask.key));
         let batch: Vec<Segment<'_>> =
@@ -115,15 +128,21 @@ impl DraftModel {
         let mut up_to_date: Vec<(&mut Chain<'_>, &[f32])> =
             chains.iter_mut().filter(|chain| chain.is_up_to_date()).zip(&mut logits).collect();
         pool.for_each_mut(&mut up_to_date, |_, (chain, logits)| chain.extend(logits, options));
+        for (chain, _) in up_to_date {
+            if let Some(confidence) = chain.newest_confidence() {
+                *usual_confidence += (confidence - *usual_confidence) / MEMORY;
+            }
+        }
         Ok(())
     }
 
     /// Whether one more forward for all `open` chains may save more time than it takes: a draft that stands saves the
-    /// request a step, of which every request that asks has its part.
+    /// request a step, of which every request that asks has its part, and takes a row of the target's in any case.
     fn pays(&self, round: &Round<'_>, asks: usize, open: &[Chain<'_>]) -> bool {
-        let expected: f64 = open.iter().map(|chain| chain.survival).sum();
+        let worth = self.usual_confidence * round.step_seconds / asks as f64;
+        let gain: f64 = open.iter().map(|chain| (chain.survival * worth - round.row_seconds).max(0.0)).sum();
         let context = open.iter().map(|chain| chain.next().0).sum::<usize>() / open.len().max(1);
-        expected * round.step_seconds / asks as f64 > self.curve.seconds(open.len(), context)
+        gain > self.curve.seconds(open.len(), context)
     }
 }
 
