@@ -7,6 +7,7 @@ mod probes;
 mod prompts;
 mod random;
 mod serve;
+mod skip;
 mod spec;
 
 pub(crate) use spec::{Tally, Work};
@@ -28,6 +29,8 @@ enum What {
     Serve(Box<serve::ServeArgs>),
     /// What drafts earn against plain decoding, by drafter and task, for one request at a time and for many
     Spec(Box<spec::SpecArgs>),
+    /// Which layers the model can skip to draft for itself (--draft skip:LAYERS), and whether that pays
+    Skip(Box<skip::SkipArgs>),
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
@@ -35,5 +38,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         What::Kernels(args) => kernels::run(args),
         What::Serve(args) => serve::run(args),
         What::Spec(args) => spec::run(args),
+        What::Skip(args) => skip::run(args),
     }
 }

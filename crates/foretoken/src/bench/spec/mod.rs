@@ -10,11 +10,11 @@ mod drive;
 mod figures;
 mod oracle;
 mod page;
-mod questions;
+pub(super) mod questions;
 mod single;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::io::{self, Write};
 use std::num::NonZeroUsize;

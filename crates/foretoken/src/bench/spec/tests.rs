@@ -42,15 +42,20 @@ pub(crate) fn byte_tokenizer() -> Tokenizer {
     Tokenizer::from_vocabulary(vocabulary).unwrap()
 }
 
-fn setup(contestants: Vec<Contestant>) -> Setup {
+/// The tiny model of the fixtures.
+pub(crate) fn tiny() -> Loaded {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
     let (isa, compute, kv_format) = (Isa::detect(), Compute::F32, KvFormat::F16);
     let pool = Pool::new(NonZeroUsize::MIN);
     let weights = Weights::open_dir(&dir).unwrap();
     let model = Model::load(&weights, Config::from_dir(&dir).unwrap(), &pool, LoadOptions { isa, compute }).unwrap();
-    let curve = measure_cost(&model, &pool, kv_format).unwrap();
     let (name, tokenizer, model) = ("tiny".into(), byte_tokenizer(), Arc::new(model));
-    let loaded = Loaded { name, bytes_on_disk: 0, model, tokenizer, template: None, pool, isa, compute, kv_format };
+    Loaded { name, bytes_on_disk: 0, model, tokenizer, template: None, pool, isa, compute, kv_format }
+}
+
+fn setup(contestants: Vec<Contestant>) -> Setup {
+    let loaded = tiny();
+    let curve = measure_cost(&loaded.model, &loaded.pool, loaded.kv_format).unwrap();
     let options = ServiceOptions { kv_bytes: 1 << 24, prefix_cache: false, ..ServiceOptions::default() };
     Setup { loaded, options, contestants, models: DraftModelArgs::default(), max_drafts: 4, curve, seed: 5 }
 }
