@@ -122,8 +122,11 @@ impl DraftModel {
         for chain in chains.iter() {
             requests.note(chain.ask.key, chain.next().1);
         }
-        // A clock that stood still teaches nothing.
-        let _ = curve.observe(rows, context, begin.elapsed().as_secs_f64());
+        // Forwards that read a text are others than those that are weighed: a row of logits comes with many without.
+        if rows == chains.len() {
+            // A clock that stood still teaches nothing.
+            let _ = curve.observe(rows, context, begin.elapsed().as_secs_f64());
+        }
         let mut logits = output.logits.chunks_exact(model.config().vocab);
         let mut up_to_date: Vec<(&mut Chain<'_>, &[f32])> =
             chains.iter_mut().filter(|chain| chain.is_up_to_date()).zip(&mut logits).collect();
