@@ -143,7 +143,7 @@ impl Kind {
         // What takes time, or has rows computed, has to be worth it: alone, too, it is weighed by `auto`.
         Ok(Some(match self {
             Kind::None => return Ok(None),
-            Kind::Datastore(_) | Kind::Lookahead | Kind::Merged(_) => {
+            Kind::Datastore(_) | Kind::Lookahead | Kind::Merged(_) | Kind::Model(_) | Kind::Skip(_) => {
                 Box::new(Auto::new(vec![self.alone(loaded, models)?]))
             }
             _ => self.alone(loaded, models)?,

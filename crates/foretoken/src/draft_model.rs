@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use draft::{Auto, DraftModel, DraftModelOptions, Drafter};
+use draft::{DraftModel, DraftModelOptions, Drafter};
 use model::Model;
 
 use crate::cost_cache::{self, Measured};
@@ -64,8 +64,7 @@ impl DraftModelArgs {
     fn drafter(self, name: &'static str, draft: Measured<'_>, target: &Loaded) -> Result<Box<dyn Drafter>> {
         let curve = cost_cache::curve(draft, target, self.measure_costs)?;
         let drafter = DraftModel::new(Arc::clone(draft.model), curve, self.options(name, draft.model, target));
-        // A draft model takes long enough that it has to be weighed for each request whether it pays.
-        Ok(Box::new(Auto::new(vec![Box::new(drafter)])))
+        Ok(Box::new(drafter))
     }
 
     fn options(self, name: &'static str, draft: &Model, target: &Loaded) -> DraftModelOptions {
