@@ -217,6 +217,34 @@ mod tests {
         assert_eq!(error.to_string(), "the drafter script failed: it is lost");
     }
 
+    #[test]
+    fn who_has_probes_hears_what_was_said_there() {
+        /// Wants to hear what the target says after one token, and writes it down.
+        struct Listener(u32, Arc<Mutex<Vec<(usize, u32)>>>);
+        impl Drafter for Listener {
+            fn name(&self) -> &'static str {
+                "listener"
+            }
+            fn propose(&mut self, _: &Round<'_>, _: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+                let mut proposal = Proposal::new(9);
+                proposal.add_probe(0, self.0, 0.5, true).unwrap();
+                Ok(vec![Ok(proposal)])
+            }
+            fn heard(&mut self, _: Key, says: &[(usize, u32)]) {
+                self.1.lock().unwrap().extend(says);
+            }
+            fn finished(&mut self, _: Key, _: &[u32], _: usize) {}
+        }
+        let heard = [(); 2].map(|()| Arc::<Mutex<Vec<(usize, u32)>>>::default());
+        let listener = |token, heard: &Arc<_>| Box::new(Listener(token, Arc::clone(heard))) as Box<dyn Drafter>;
+        let chain = Box::new(Script::new(Ok(chain(&[1, 2]))));
+        let mut merged = Merged::new(vec![chain, listener(1, &heard[0]), listener(4, &heard[1])]);
+        let proposal = propose(&mut merged).unwrap().unwrap();
+        assert_eq!([1, 2, 3].map(|node| proposal.is_heard(node)), [true, false, true]);
+        merged.heard(KEY, &[(1, 70), (3, 80)]);
+        assert_eq!(heard.map(|heard| heard.lock().unwrap().clone()), [vec![(1, 70)], vec![(1, 80)]], "its own node");
+    }
+
     fn trees() -> impl Strategy<Value = Tree> {
         let nodes = prop::collection::vec((any::<prop::sample::Index>(), 0u32..3), 1..10);
         nodes.prop_map(|nodes| {

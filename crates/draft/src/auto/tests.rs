@@ -277,6 +277,26 @@ fn where_drafts_are_drawn_the_choice_looks_at_nothing_beyond_the_first() {
 }
 
 #[test]
+fn a_probe_earns_its_worth_and_teaches_nothing() {
+    let mut rated = Rated::new(Box::new(Parrot::new(1, &Clock::default(), 0.0)));
+    let mut proposal = crate::chain(9, [(1, 0.5)]).unwrap();
+    let probe = proposal.add_probe(0, 2, 0.25, true).unwrap();
+    let worth = Worth { draft: 1.0, row: 0.125 };
+    let pool = Pool::new(NonZeroUsize::MIN);
+    let round = Round { pool: &pool, step_seconds: 1.0, row_seconds: 0.125 };
+    rated.propose(&round, &[ask(0, &[9], &Greedy)], 1, &mut || 0.0).unwrap();
+    for _ in 0..100 {
+        assert!((rated.gain(&rated.correct(key(0), &proposal), worth, false) - 0.5).abs() < 1e-12);
+        // Only the probe's token is ever compared: the draft is of another proposal.
+        let mut mere = Proposal::new(9);
+        mere.add_probe(0, 2, 0.25, true).unwrap();
+        rated.said(&ask(0, &[9], &Greedy), Some(mere.tree()), worth);
+        rated.compare(key(0), &[9, 2]);
+    }
+    assert!(!rated.correct(key(0), &proposal).is_draft(probe), "it is not held to be a draft for that");
+}
+
+#[test]
 fn a_request_learns_why_it_gets_nothing() {
     struct Silent(Silence);
     impl Drafter for Silent {
