@@ -19,6 +19,7 @@ pub(super) mod tests;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 pub(crate) use figures::{Tally, Work};
 
@@ -101,8 +102,8 @@ struct PromptArgs {
 #[command(next_help_heading = "Drafters")]
 struct DraftsArgs {
     /// Drafters to measure, as `run --draft` names them; plain decoding is always measured beside them
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "auto")]
-    drafters: Vec<Kind>,
+    #[arg(long, value_name = "LIST", default_value = "auto")]
+    drafters: Drafters,
     /// Measure also a drafter that proposes what the model will say, each token right with probability A: what drafts of
     /// that quality would earn
     #[arg(long, value_name = "A", allow_negative_numbers = true)]
@@ -112,6 +113,27 @@ struct DraftsArgs {
     draft_max: u16,
     #[command(flatten)]
     models: DraftModelArgs,
+}
+
+/// Drafters with commas between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Drafters(Vec<Kind>);
+
+impl FromStr for Drafters {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<Self, String> {
+        let mut names: Vec<String> = Vec::new();
+        for piece in list.split(',') {
+            // Layers to skip have commas of their own, and no drafter is called by numbers.
+            let layers = !piece.is_empty() && piece.chars().all(|letter| letter.is_ascii_digit() || letter == '-');
+            match names.last_mut().filter(|_| layers) {
+                Some(name) => *name = format!("{name},{piece}"),
+                None => names.push(piece.to_owned()),
+            }
+        }
+        names.iter().map(|name| name.parse()).collect::<Result<_, _>>().map(Self)
+    }
 }
 
 /// How much is asked at once, and how often.
@@ -199,7 +221,7 @@ impl SpecArgs {
             bail!("nothing is to be measured: --one-at-a-time is false and there is no --concurrency");
         }
         let mut contestants: Vec<Contestant> = Vec::new();
-        let drafters = self.drafts.drafters.iter().filter(|kind| !matches!(kind, Kind::None));
+        let drafters = self.drafts.drafters.0.iter().filter(|kind| !matches!(kind, Kind::None));
         let drafters = drafters.cloned().map(Contestant::Drafter);
         for contestant in drafters.chain(self.drafts.synthetic_acceptance.map(Contestant::Synthetic)) {
             if !contestants.contains(&contestant) {

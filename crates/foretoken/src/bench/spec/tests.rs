@@ -12,6 +12,7 @@ use model::tokenizer::{TokenKind, Tokenizer, Vocabulary};
 use model::weights::Weights;
 use model::{LoadOptions, Model};
 
+use super::Drafters;
 use super::contest::{Checks, Contestant, Setup};
 use super::crowd;
 use super::drive::Asking;
@@ -72,6 +73,16 @@ fn questions() -> Vec<Question> {
 }
 
 const ASKING: Asking = Asking { temperature: 0.8, max_tokens: 40, ignore_eos: true, seed: 1 };
+
+#[test]
+fn drafters_have_commas_between_them_and_layers_too() {
+    let names = |list: &str| -> Result<Vec<String>, String> {
+        Ok(list.parse::<Drafters>()?.0.iter().map(ToString::to_string).collect())
+    };
+    let expected = ["ngram", "skip:3,5,8-11", "suffix"].map(str::to_owned);
+    assert_eq!(names("ngram,skip:3,5,8-11,suffix").unwrap(), expected);
+    assert!(names("3,ngram").is_err() && names("ngram,,auto").is_err() && names("").is_err());
+}
 
 #[test]
 fn steps_and_drafts_that_answers_show_are_those_that_the_engine_counts() {
