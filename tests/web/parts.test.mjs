@@ -59,7 +59,7 @@ test("figures are differences of counters, and unknown where these start anew", 
   assert.equal(figure("rows").value(now, before), null);
   const drafts = (accepted, decodes) =>
     `foretoken_accepted_tokens_total ${accepted}\nforetoken_decodes_total ${decodes}\n`;
-  const tau = figure("a request's tokens");
+  const tau = figure("tokens of a request a step");
   assert.equal(tau.value(sample(12, drafts(60, 20)), sample(10, drafts(0, 0))), 4);
   assert.equal(tau.value(sample(12, drafts(60, 20)), sample(10, drafts(60, 20))), null);
   assert.deepEqual([null, 0, 1.234, 12.34, 1234.5].map((n) => format(n)), ["–", "0", "1.23", "12.3", "1,235"]);

@@ -83,7 +83,7 @@ async fn a_storm_leaves_no_trace() {
         *calm,
         "the storm has changed the answer"
     );
-    assert!(figures["drafted_tokens_total"] > 0.0, "nothing was drafted");
+    assert!(figures["accepted_tokens_total"] > 0.0 && figures["rejected_tokens_total"] > 0.0, "hardly any drafts");
     assert!(server.is_ready().await);
     for what in MUST_HAPPEN {
         assert!(counts.get(what).is_some_and(|&count| count > 0), "no client was {what:?}: the storm is too short");

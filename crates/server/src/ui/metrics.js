@@ -119,8 +119,12 @@ export const SECTIONS = [
         needs: ["foretoken_accepted_tokens_total", "foretoken_rejected_tokens_total", "foretoken_drafted_tokens_total"],
       },
       // The accepted ones, and the one that the target says itself.
-      { label: "a request's tokens", unit: "/step", ...each("foretoken_accepted_tokens_total", "foretoken_decodes_total", 1, 1) },
-      { label: "a request's drafts", unit: "/step", ...level("foretoken_draft_budget") },
+      {
+        label: "tokens of a request a step",
+        plain: true,
+        ...each("foretoken_accepted_tokens_total", "foretoken_decodes_total", 1, 1),
+      },
+      { label: "drafts of a request a step", plain: true, ...level("foretoken_draft_budget") },
       {
         label: "time that drafting takes",
         unit: "%",
