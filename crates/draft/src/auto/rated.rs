@@ -9,8 +9,20 @@ use spec::{OnlineCalibration, Proposal, Tree};
 use super::Worth;
 use crate::{Ask, DraftError, Drafter, Key, Round, Silence};
 
-/// Drafts on a path of which acceptance is learnt by position; deeper ones share the last's.
+/// Drafts on a path of which a request's acceptance is learnt by position; deeper ones share the last's.
 const POSITIONS: usize = 16;
+
+/// Confidences between which drafts are taken to differ in kind: who says 0.6 and 0.8 may be right in 0.1 and 0.9.
+const KINDS: [f64; 7] = [0.5, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95];
+
+/// Depths of which the kinds are learnt by themselves: 1, 2, up to 4, up to 8, beyond.
+const DEPTHS: usize = 5;
+
+/// Which kind of draft one at `position`, from 0, with this confidence is.
+pub(super) fn kind(position: usize, said: f64) -> usize {
+    let depth = (position + 1).next_power_of_two().ilog2() as usize;
+    depth.min(DEPTHS - 1) * (KINDS.len() + 1) + KINDS.partition_point(|&least| least <= said)
+}
 
 /// Drafts that count in what all requests have taught of a drafter's confidences.
 const MEMORY: usize = 2000;
@@ -67,6 +79,7 @@ impl Mean {
 /// A drafter and what it is worth.
 pub(super) struct Rated {
     pub(super) drafter: Box<dyn Drafter>,
+    /// By kind of draft.
     calibration: OnlineCalibration,
     /// Seconds of an ordinary call, for each request.
     seconds: Mean,
@@ -111,7 +124,7 @@ impl Rated {
     pub(super) fn new(drafter: Box<dyn Drafter>) -> Rated {
         Rated {
             drafter,
-            calibration: OnlineCalibration::new(POSITIONS, MEMORY),
+            calibration: OnlineCalibration::new(DEPTHS * (KINDS.len() + 1), MEMORY),
             seconds: Mean::new(CALLS),
             catching_up: Mean::new(CALLS),
             brings: Mean::new(PROPOSALS),
@@ -130,7 +143,8 @@ impl Rated {
                 return 0.0;
             }
             let position = tree.depths()[node] as usize - 1;
-            let corrected = self.calibration.confidence(position, tree.confidences()[node]);
+            let said = tree.confidences()[node];
+            let corrected = self.calibration.confidence(kind(position, said), said);
             own.map_or(corrected, |own| own.calibration.confidence(position, corrected))
         })
     }
@@ -289,8 +303,9 @@ impl Rated {
                     if said == 0.0 {
                         continue; // A probe, which is not expected to stand.
                     }
-                    own.observe(position, self.calibration.confidence(position, said), stands);
-                    self.calibration.observe(position, said, stands);
+                    let kind = kind(position, said);
+                    own.observe(position, self.calibration.confidence(kind, said), stands);
+                    self.calibration.observe(kind, said, stands);
                 }
                 let Some(child) = open.tree.child(open.node, token) else { break };
                 (open.node, open.next) = (child, open.next + 1);

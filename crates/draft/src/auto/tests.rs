@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kernels::Pool;
 
+use super::rated::kind;
 use super::*;
 use crate::{Choose, Chosen, Greedy};
 
@@ -274,6 +275,31 @@ fn where_drafts_are_drawn_the_choice_looks_at_nothing_beyond_the_first() {
     };
     assert_eq!([taken(0.01, &Greedy), taken(0.9, &Greedy)], [4, 1], "what is deep tells");
     assert_eq!([taken(0.01, &Draws), taken(0.9, &Draws)], [1, 1], "what was drawn is there depends on what was drawn");
+}
+
+#[test]
+fn how_sure_a_drafter_is_tells_more_than_it_says() {
+    // What it calls 0.8 stands in 9 of 10, and what it calls 0.6 in 1 of 10.
+    let mut rated = Rated::new(Box::new(Parrot::new(1, &Clock::default(), 0.0)));
+    let worth = Worth { draft: 1.0, row: 0.1 };
+    let round = Round { pool: &Pool::new(NonZeroUsize::MIN), step_seconds: 1.0, row_seconds: 0.1 };
+    let draft = |said| crate::chain(9, [(1, said)]).unwrap();
+    for i in 0..2000 {
+        rated.propose(&round, &[ask(i, &[9], &Greedy)], i, &mut || 0.0).unwrap();
+        let (said, stands) = if i % 2 == 0 { (0.8, i % 20 != 0) } else { (0.6, i % 20 == 1) };
+        rated.said(&ask(i, &[9], &Greedy), Some(draft(said).tree()), worth);
+        rated.finished(key(i), &[9, if stands { 1 } else { 2 }], 1);
+    }
+    let corrected = |said| rated.correct(key(9999), &draft(said)).tree().confidences()[1];
+    let [sure, unsure] = [0.8, 0.6].map(corrected);
+    assert!((sure - 0.9).abs() < 0.05 && (unsure - 0.1).abs() < 0.05, "{sure} and {unsure}");
+}
+
+#[test]
+fn kinds_of_drafts_are_apart() {
+    let kinds: Vec<usize> =
+        [0, 1, 3, 7, 15, 1000].iter().flat_map(|&at| [0.0, 0.5, 0.99].map(|said| kind(at, said))).collect();
+    assert_eq!(kinds, [0, 1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 39, 32, 33, 39]);
 }
 
 #[test]
