@@ -112,7 +112,7 @@ impl Speculator {
         let answers = self.answers(&round, &asks);
         let mut proposals = Vec::with_capacity(asks.len());
         for (asking, answer) in asking.iter().zip(answers) {
-            match answer.and_then(|proposal| self.usable(proposal, asking.max_drafts)) {
+            match answer.and_then(|proposal| self.usable(proposal, asking)) {
                 Ok(usable) => proposals.push((asking.index, usable)),
                 Err(reason) => counts.silent(reason),
             }
@@ -174,14 +174,17 @@ impl Speculator {
     }
 
     /// The part of a proposal that can be checked: no token that the target does not know, and no path longer than what
-    /// may still be said.
-    fn usable(&self, proposal: Proposal, max_drafts: usize) -> Result<Checked, Reason> {
+    /// may still be said. One that begins elsewhere than the request ends would put a wrong token in its past.
+    fn usable(&self, proposal: Proposal, asking: &Asking<'_>) -> Result<Checked, Reason> {
         let tree = proposal.tree();
+        if tree.tokens().first() != asking.lane.tokens().last() {
+            return Err(Reason::Failed);
+        }
         let mut kept: Vec<bool> = Vec::with_capacity(tree.len());
         for node in 0..tree.len() {
             let parent = tree.parent(node).is_none_or(|parent| kept[parent]);
             let known = (tree.tokens()[node] as usize) < self.vocab;
-            kept.push(node == 0 || parent && known && tree.depths()[node] as usize <= max_drafts);
+            kept.push(node == 0 || parent && known && tree.depths()[node] as usize <= asking.max_drafts);
         }
         let (proposal, proposed) = match kept.iter().all(|&kept| kept) {
             true => (proposal, (0..kept.len()).collect()),
