@@ -68,6 +68,12 @@ pub(crate) struct Loaded {
 }
 
 impl ModelArgs {
+    /// A model with default settings, for who chooses threads in another way.
+    pub(crate) fn new(model: Option<String>, threads: NonZeroUsize) -> Self {
+        let (compute, kv_format) = (ComputeMode::Quantised, KvMode::F16);
+        Self { model, threads: Some(threads), isa: None, compute, kv_format }
+    }
+
     /// The model that was asked for by name.
     pub(crate) fn name(&self) -> Option<&str> {
         self.model.as_deref()

@@ -4,6 +4,7 @@
 //! read or how a step runs may not enter.
 
 mod answer;
+mod audit;
 mod bench;
 mod cost_cache;
 mod datastore;
@@ -46,6 +47,8 @@ enum Command {
     Datastore(datastore::DatastoreArgs),
     /// Work out, before anything runs, what a model's keys and values need and what drafting could earn
     Plan(plan::PlanArgs),
+    /// Prove that drafts change no answer: exit code 1 and the first difference if they do
+    Audit(audit::AuditArgs),
     /// Measure: every figure printed comes from this run on this machine
     Bench(bench::BenchArgs),
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Models(args) => models::run(&args),
         Command::Datastore(args) => datastore::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Audit(args) => audit::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match result {

@@ -3,6 +3,7 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use draft::{Ngram, Predicted};
 use serde_json::{Value, json};
@@ -279,4 +280,25 @@ async fn what_is_wrong_in_the_fields_is_refused_by_name() {
     let prediction = json!({ "prediction": { "type": "content", "content": "a" } });
     let error = fixture.post("/v1/completions", same(&prediction)).await.error(400);
     assert_eq!(error["param"], "prediction");
+}
+
+#[tokio::test]
+async fn thirty_two_answers_by_schema_at_once_are_valid_with_drafts() {
+    let fixture = Arc::new(ngram());
+    let schema = json!({ "type": "object", "additionalProperties": false, "required": ["left", "right"], "properties": {
+        "left": { "enum": ["this", "that"] }, "right": { "type": "integer", "minimum": 0, "maximum": 999 } } });
+    let answer = |seed: u64| {
+        let (fixture, schema) = (Arc::clone(&fixture), schema.clone());
+        let messages = json!([{ "role": "user", "content": "As JSON: {\"left\": \"this\", \"right\": 17}" }]);
+        let body = json!({ "messages": messages, "guided_json": schema, "seed": seed, "temperature": 1.0 });
+        tokio::spawn(async move { fixture.post("/v1/chat/completions", body).await.ok() })
+    };
+    let tasks: Vec<_> = (0..32).map(answer).collect();
+    for task in tasks {
+        let answer = task.await.unwrap();
+        let value: Value = serde_json::from_str(text(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"));
+        assert!(["this", "that"].contains(&value["left"].as_str().unwrap()));
+        assert!(value["right"].as_u64().unwrap() <= 999 && answer["choices"][0]["finish_reason"] == "stop");
+    }
+    assert!(fixture.served.handle.stats().drafts.checked > 0);
 }

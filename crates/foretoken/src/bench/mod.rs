@@ -4,11 +4,11 @@ mod curve;
 mod kernels;
 mod paging;
 mod probes;
-mod prompts;
-mod random;
+pub(crate) mod prompts;
+pub(crate) mod random;
 mod serve;
 mod skip;
-mod spec;
+pub(crate) mod spec;
 
 pub(crate) use spec::{Tally, Work};
 

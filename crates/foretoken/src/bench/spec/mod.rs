@@ -10,7 +10,7 @@ mod drive;
 mod figures;
 mod oracle;
 mod page;
-pub(super) mod questions;
+pub(crate) mod questions;
 mod single;
 mod table;
 #[cfg(test)]
