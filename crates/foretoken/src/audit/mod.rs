@@ -292,7 +292,7 @@ mod tests {
             tokens: tokens.clone(),
         };
         let prompts: Vec<Question> = (1..).zip(&prompts).map(prompt).collect();
-        Subject::new(letters::load().unwrap(), &prompts, &[0.0, 1.0], 24)
+        Subject::new(letters::load().unwrap(), &prompts, &[0.0, 1.0], 60)
     }
 
     fn run(drafter: Source, rule: Rule, tight: bool) -> Run {
