@@ -108,7 +108,7 @@ pub(super) struct Shape {
     /// Requests at the same time.
     pub(super) at_once: usize,
     pub(super) threads: NonZeroUsize,
-    /// Too few pages for all, and prompts in small chunks: requests lose their pages and begin again.
+    /// Too few pages for all: requests lose theirs and begin again.
     pub(super) tight: bool,
 }
 
@@ -212,11 +212,17 @@ impl Subject {
     fn options(&self, shape: Shape) -> ServiceOptions {
         let most = |question: &Asked| question.prompt.len() + question.params.max_tokens.unwrap_or(0);
         let pages = self.requests.iter().map(most).max().unwrap_or(1).div_ceil(PAGE) + 1;
-        let pages = if shape.tight { pages + shape.at_once } else { pages * (shape.at_once + 1) };
+        // As many as let all begin, of which none has room to go on for long.
+        let begin = |asked: &Asked| asked.prompt.len().div_ceil(PAGE) + 1;
+        let scarce: usize = self.requests.iter().take(shape.at_once).map(begin).sum();
+        let pages = if shape.tight { scarce.max(pages) } else { pages * (shape.at_once + 1) };
         ServiceOptions {
             kv_bytes: pages * self.loaded.model.kv_layout(self.loaded.kv_format).bytes_per_page(),
             kv_format: self.loaded.kv_format,
-            row_budget: if shape.tight { 16 } else { ServiceOptions::default().row_budget },
+            // Prompts that are computed at once leave their requests to grow together.
+            row_budget: if shape.tight { 512 } else { 64 },
+            // A prefix that is shared would leave room.
+            prefix_cache: !shape.tight,
             max_running: shape.at_once,
             max_waiting: self.requests.len().max(1),
             ..ServiceOptions::default()

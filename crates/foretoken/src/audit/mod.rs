@@ -44,12 +44,7 @@ pub(crate) struct AuditArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
     /// Drafters; `foresight` is the audit's own, which knows the plain answers and spoils some of its drafts
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        default_value = "foresight,ngram,suffix,lookahead,skip,auto"
-    )]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "foresight,ngram,auto")]
     drafters: Vec<Source>,
     /// Temperatures, which run together
     #[arg(long, value_name = "T", value_delimiter = ',', default_value = "0,0.7,1", allow_negative_numbers = true)]
@@ -208,7 +203,7 @@ impl Found {
         let (model, temperatures) = (&loaded.name, &args.temperatures);
         println!("Identity: {} prompts at temperatures {temperatures:?}, answered by {model}", prompts.all.len());
         println!("as each alone without drafts? Tokens, log-probabilities to the last bit, text and end.");
-        println!("*: in too little memory, prompts in chunks of 16\n");
+        println!("*: in too little memory\n");
         if !prompts.too_long.is_empty() {
             println!("{} prompts are too long for the model's context and left out\n", prompts.too_long.len());
         }
