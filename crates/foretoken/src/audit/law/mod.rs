@@ -12,6 +12,7 @@ mod wrong;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -207,6 +208,19 @@ impl Bench {
             let answer = |_| wrong::answer(play, &self.exact, &case.sampling, &mut random);
             return Ok(((0..plan.requests).map(answer).collect(), DraftCounts::default()));
         }
+        let (mut answers, mut counts) = (Vec::with_capacity(plan.requests), DraftCounts::default());
+        let at_once = if case.dear { DEAR_FOR } else { plan.requests };
+        while answers.len() < plan.requests {
+            let seeds = answers.len()..plan.requests.min(answers.len() + at_once);
+            let drafts = self.serve(case, seeds, &mut answers)?;
+            counts.checked += drafts.checked;
+            counts.accepted += drafts.accepted;
+        }
+        Ok((answers, counts))
+    }
+
+    /// Appends the answers to these seeds of one service, and says what became of its drafts.
+    fn serve(&self, case: &Case, seeds: Range<usize>, answers: &mut Vec<Outcome>) -> Result<DraftCounts> {
         let drafter: Option<Box<dyn Drafter>> = match &case.source {
             Source::Nothing | Source::Played(_) => None,
             Source::Guess(manner) => Some(Box::new(Guess::new(Arc::clone(&self.exact), *manner))),
@@ -225,13 +239,17 @@ impl Bench {
             priority: 0,
             drafting: Drafting { rule: case.rule, ..Drafting::default() },
         };
-        let submissions = (0..plan.requests as u64).map(submission);
-        let mut answers = vec![Outcome::new(); plan.requests];
-        let note = |seed: usize, answer: drive::Answer| answers[seed] = answer.tokens();
+        let first = answers.len();
+        answers.resize(first + seeds.len(), Outcome::new());
+        let submissions = seeds.map(|seed| submission(seed as u64));
+        let note = |number: usize, answer: drive::Answer| answers[first + number] = answer.tokens();
         drive::answers(&service.handle(), submissions, 2 * AT_ONCE, note)?;
-        Ok((answers, service.handle().stats().drafts))
+        Ok(service.handle().stats().drafts)
     }
 }
+
+/// Answers for which a service believes that rows are dear: real steps teach it otherwise after some hundred.
+const DEAR_FOR: usize = 200;
 
 /// A curve on which, beside so many requests, only every other draft pays.
 fn dear() -> Result<CostCurve> {
