@@ -106,7 +106,7 @@ fn errors_are_one_line_that_names_the_cause() {
 fn an_answer_and_what_it_took() {
     let (answer, stderr) = answer(&[]);
     assert!(answer.contains("prime number"), "{answer}");
-    let summary = stderr.lines().last().unwrap_or_default();
+    let summary = stderr.lines().find(|line| line.starts_with("prompt ")).unwrap_or_default();
     for part in ["prompt ", "tokens/s", "answer ", "first token after "] {
         assert!(summary.contains(part), "{summary}");
     }
