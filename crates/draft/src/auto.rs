@@ -9,7 +9,7 @@ use std::time::Instant;
 use spec::Proposal;
 
 use self::rated::{Mean, Rated};
-use crate::{Ask, DraftError, Drafter, Key, Round, Silence, Verdict};
+use crate::{Ask, DraftError, Drafter, Key, Outlook, Round, Silence, Verdict};
 
 /// The share of a step's time that may go to trying drafters where they did not pay: it is what `auto` may lose.
 const TRYING: f64 = 0.005;
@@ -89,14 +89,26 @@ impl Auto {
     }
 
     /// The requests that a drafter is asked for, given what others have `found`.
-    fn asked(&mut self, drafter: usize, asks: &[Ask<'_>], found: &[Found], worth: Worth) -> Vec<usize> {
+    fn asked(
+        &mut self,
+        drafter: usize,
+        round: &Round<'_>,
+        asks: &[Ask<'_>],
+        found: &[Found],
+        worth: Worth,
+    ) -> Vec<usize> {
         let allowance = TRYING * worth.draft * asks.len() as f64 / self.drafters.len() as f64;
-        let horizon = self.answer.or(USUAL_ANSWER).max(1.0);
+        let answer = self.answer.or(USUAL_ANSWER);
         let rated = &mut self.drafters[drafter];
-        let otherwise = |index: usize| found[index].best.as_ref().map_or(0.0, |best| best.gain);
-        let pays = |index: usize| rated.pays(&asks[index], worth, otherwise(index), horizon);
+        let outlooks: Vec<Outlook> = asks.iter().map(|ask| rated.drafter.outlook(round, asks.len(), ask)).collect();
+        let pays = |index: usize| {
+            let otherwise = found[index].best.as_ref().map_or(0.0, |best| best.gain);
+            let horizon = answer.min(asks[index].remaining as f64).max(1.0);
+            rated.pays(&asks[index], outlooks[index], worth, otherwise, horizon)
+        };
         let (mut asked, resting): (Vec<usize>, Vec<usize>) = (0..asks.len()).partition(|&index| pays(index));
-        if let Some(index) = rated.trial(resting.into_iter().map(|index| (index, &asks[index])), allowance) {
+        let resting = resting.into_iter().map(|index| (index, &asks[index], outlooks[index]));
+        if let Some(index) = rated.trial(resting, allowance) {
             asked.push(index);
             asked.sort_unstable();
         }
@@ -112,7 +124,7 @@ impl Auto {
         found: &mut [Found],
         worth: Worth,
     ) -> Result<(), DraftError> {
-        let asked = self.asked(drafter, asks, found, worth);
+        let asked = self.asked(drafter, round, asks, found, worth);
         let mut is_asked = vec![false; asks.len()];
         asked.iter().for_each(|&index| is_asked[index] = true);
         let skipped = found.iter_mut().zip(is_asked).filter(|(_, is_asked)| !is_asked);

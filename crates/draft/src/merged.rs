@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use spec::{Accepted, Proposal};
 
-use crate::{Ask, DraftError, Drafter, Key, Round, Silence, Verdict};
+use crate::{Ask, DraftError, Drafter, Key, Outlook, Round, Silence, Verdict};
 
 /// Has all of several drafters' proposals checked in one tree, in which equal beginnings are one path. Where [`Auto`] takes
 /// the best guess, this takes all: it pays where rows are cheap and the drafters disagree.
@@ -65,6 +65,17 @@ impl Drafter for Merged {
         Ok(merged)
     }
 
+    /// All take their time, and the best of them brings what is brought.
+    fn outlook(&self, round: &Round<'_>, asks: usize, ask: &Ask<'_>) -> Outlook {
+        let parts = self.drafters.iter().map(|drafter| drafter.outlook(round, asks, ask));
+        let nothing = Outlook { seconds: 0.0, reading: 0.0, gain: 0.0 };
+        parts.fold(nothing, |sum, part| Outlook {
+            seconds: sum.seconds + part.seconds,
+            reading: sum.reading + part.reading,
+            gain: sum.gain.max(part.gain),
+        })
+    }
+
     fn judged(&mut self, key: Key, verdict: &Verdict<'_>) {
         let Some(nodes) = self.nodes.get(&key) else { return };
         for (drafter, nodes) in self.drafters.iter_mut().zip(nodes) {
@@ -118,10 +129,10 @@ mod tests {
 
     use kernels::Pool;
     use proptest::prelude::*;
-    use spec::Tree;
+    use spec::{Opinion, Tree};
 
     use super::*;
-    use crate::{Greedy, Opinion};
+    use crate::Greedy;
 
     const KEY: Key = Key { request: 1, choice: 0 };
 
@@ -142,8 +153,9 @@ mod tests {
     }
 
     fn opinions(verdict: &Verdict<'_>) -> Opinions {
-        let mut opinions: Opinions =
-            verdict.opinions().map(|Opinion { node, depth, stands }| (node, depth, stands)).collect();
+        let mut opinions: Opinions = (verdict.accepted.opinions(verdict.tree))
+            .map(|Opinion { node, depth, stands }| (verdict.proposed[node], depth, stands))
+            .collect();
         opinions.sort_unstable();
         opinions
     }
@@ -168,7 +180,8 @@ mod tests {
     }
 
     fn propose(merged: &mut Merged) -> Result<Result<Proposal, Silence>, DraftError> {
-        let ask = Ask { key: KEY, tokens: &[9], prompt: 1, predicted: &[], max_drafts: 8, choose: &Greedy };
+        let ask =
+            Ask { key: KEY, tokens: &[9], prompt: 1, predicted: &[], max_drafts: 8, remaining: 64, choose: &Greedy };
         let round = Round { pool: &Pool::new(NonZeroUsize::MIN), step_seconds: 1.0, row_seconds: 0.1 };
         merged.propose(&round, &[ask]).map(|mut answers| answers.remove(0))
     }

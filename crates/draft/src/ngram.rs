@@ -72,7 +72,7 @@ impl Ngram {
         let found = self.find(ask.tokens).ok_or(Silence::NoMatch)?;
         let drafts = &ask.tokens[found.next..];
         let take = drafts.len().min(self.0.drafts).min(ask.max_drafts);
-        chain(ask.anchor(), drafts[..take].iter().map(|&token| (token, confidence(found.len))))
+        chain(ask.anchor(), (found.len..).zip(&drafts[..take]).map(|(len, &token)| (token, confidence(len))))
     }
 }
 
@@ -93,10 +93,11 @@ pub(crate) fn common_suffix(a: &[u32], b: &[u32], max: usize) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(max).take_while(|(a, b)| a == b).count()
 }
 
-/// A first guess of how sure a copy is after `len` matching tokens; calibration makes it true.
+/// A first guess of how sure a copy is after `len` matching tokens, those that were copied before it among them; calibration
+/// makes it true. SmolLM2-135M's answers to everyday questions: 0.27, 0.51, 0.6 and 0.75 after 1 to 4, 0.9 after 8.
 pub(crate) fn confidence(len: usize) -> f64 {
-    let len = len as f64;
-    (len + 0.5) / (len + 1.5)
+    let power = (len as f64).powf(1.5);
+    power / (power + 2.5)
 }
 
 #[cfg(test)]
@@ -108,7 +109,8 @@ mod tests {
 
     fn drafts(tokens: &[u32], options: NgramOptions) -> Vec<u32> {
         let key = Key { request: 0, choice: 0 };
-        let ask = Ask { key, tokens, prompt: tokens.len(), predicted: &[], max_drafts: 100, choose: &Greedy };
+        let ask =
+            Ask { key, tokens, prompt: tokens.len(), predicted: &[], max_drafts: 100, remaining: 100, choose: &Greedy };
         let proposal = Ngram(options).draft(&ask);
         proposal.map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
@@ -139,6 +141,7 @@ mod tests {
             prompt: 6,
             predicted: &[],
             max_drafts: 2,
+            remaining: 64,
             choose: &Greedy,
         };
         assert_eq!(Ngram::default().draft(&ask).unwrap().tree().tokens(), [1, 2, 3]);

@@ -2,7 +2,7 @@
 
 use spec::Proposal;
 
-use crate::ngram::{Match, common_suffix, confidence};
+use crate::ngram::{Match, common_suffix};
 use crate::{Ask, DraftError, Drafter, Key, Round, Silence, chain};
 
 /// Tokens that are compared at most to find the place in the prediction.
@@ -34,6 +34,12 @@ impl Predicted {
     }
 }
 
+/// A first guess of how sure a prediction is after `len` tokens that came true: its client should know.
+fn confidence(len: usize) -> f64 {
+    let len = len as f64;
+    (len + 0.5) / (len + 1.5)
+}
+
 impl Drafter for Predicted {
     fn name(&self) -> &'static str {
         "predicted"
@@ -59,6 +65,7 @@ mod tests {
             prompt: 1,
             predicted,
             max_drafts,
+            remaining: 64,
             choose: &Greedy,
         };
         Predicted::draft(&ask).map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())

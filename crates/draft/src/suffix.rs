@@ -72,11 +72,11 @@ impl Drafter for Suffix {
         if outputs.is_empty() || outputs.len() >= self.options.past_tokens {
             return;
         }
-        outputs.iter().for_each(|&token| self.past.push(token));
-        self.past.end_document();
-        while self.past.len() > self.options.past_tokens {
+        while self.past.len() + outputs.len() + 1 > self.options.past_tokens {
             self.past.forget_oldest();
         }
+        outputs.iter().for_each(|&token| self.past.push(token));
+        self.past.end_document();
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
     const KEY: Key = Key { request: 3, choice: 0 };
 
     fn drafts(suffix: &mut Suffix, tokens: &[u32]) -> Vec<u32> {
-        let ask = Ask { key: KEY, tokens, prompt: 1, predicted: &[], max_drafts: 8, choose: &Greedy };
+        let ask = Ask { key: KEY, tokens, prompt: 1, predicted: &[], max_drafts: 8, remaining: 64, choose: &Greedy };
         suffix.draft(&ask).map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
 

@@ -9,8 +9,8 @@ use engine::{Delta, Drafting, Engine, FinishReason, Generation, SamplingParams};
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::bench::{Tally, Work};
 use crate::machine;
+use crate::tally::{Tally, Work};
 
 /// A finished answer.
 pub(crate) struct Answer {

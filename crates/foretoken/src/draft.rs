@@ -13,7 +13,7 @@ use draft::{
 use engine::batch::Speculation;
 
 use crate::cost_cache;
-use crate::draft_model::{DraftModelArgs, SkipSet};
+use crate::draft_model::SkipSet;
 use crate::load::Loaded;
 
 /// How to draft.
@@ -33,7 +33,30 @@ pub(crate) struct DraftArgs {
     #[arg(long)]
     no_speculation: bool,
     #[command(flatten)]
-    models: DraftModelArgs,
+    allowance: Allowance,
+}
+
+/// What drafters may take.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Allowance {
+    /// Tokens of past answers that drafters learn from, over all requests, the newest; 12 bytes each. 0: each request is
+    /// drafted for from its own text alone
+    #[arg(long, value_name = "TOKENS", default_value_t = Self::default().draft_history)]
+    draft_history: u32,
+    /// Memory for the keys and values of a model that drafts, in MiB, taken as it fills; requests that find no room there
+    /// go on without its drafts
+    #[arg(long, value_name = "MIB", default_value_t = Self::default().draft_kv_memory)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) draft_kv_memory: u32,
+    /// Measure anew what rows cost on this machine, which decides how many drafts pay, instead of going by an earlier run
+    #[arg(long)]
+    pub(crate) measure_costs: bool,
+}
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self { draft_history: 1 << 20, draft_kv_memory: 512, measure_costs: false }
+    }
 }
 
 /// A drafter, as users name it.
@@ -139,21 +162,22 @@ impl Kind {
     ///
     /// # Errors
     /// When it cannot draft for the model.
-    pub(crate) fn drafter(&self, loaded: &Loaded, models: DraftModelArgs) -> Result<Option<Box<dyn Drafter>>> {
+    pub(crate) fn drafter(&self, loaded: &Loaded, allowance: Allowance) -> Result<Option<Box<dyn Drafter>>> {
         // What takes time, or has rows computed, has to be worth it: alone, too, it is weighed by `auto`.
         Ok(Some(match self {
             Kind::None => return Ok(None),
             Kind::Datastore(_) | Kind::Lookahead | Kind::Merged(_) | Kind::Model(_) | Kind::Skip(_) => {
-                Box::new(Auto::new(vec![self.alone(loaded, models)?]))
+                Box::new(Auto::new(vec![self.alone(loaded, allowance)?]))
             }
-            _ => self.alone(loaded, models)?,
+            _ => self.alone(loaded, allowance)?,
         }))
     }
 
-    fn alone(&self, loaded: &Loaded, models: DraftModelArgs) -> Result<Box<dyn Drafter>> {
+    fn alone(&self, loaded: &Loaded, allowance: Allowance) -> Result<Box<dyn Drafter>> {
         let ngram = || Box::new(Ngram::default()) as Box<dyn Drafter>;
-        let suffix = || Box::new(Suffix::new(SuffixOptions::default())) as Box<dyn Drafter>;
-        let all = |kinds: &[Kind]| kinds.iter().map(|kind| kind.alone(loaded, models)).collect::<Result<Vec<_>>>();
+        let past = SuffixOptions { past_tokens: allowance.draft_history as usize, ..SuffixOptions::default() };
+        let suffix = || Box::new(Suffix::new(past)) as Box<dyn Drafter>;
+        let all = |kinds: &[Kind]| kinds.iter().map(|kind| kind.alone(loaded, allowance)).collect::<Result<Vec<_>>>();
         Ok(match self {
             Kind::None => bail!("nothing drafts"),
             Kind::Ngram => ngram(),
@@ -163,8 +187,8 @@ impl Kind {
             Kind::Auto => Box::new(Auto::new(vec![Box::new(Predicted), ngram(), suffix()])),
             Kind::Best(kinds) => Box::new(Auto::new(all(kinds)?)),
             Kind::Merged(kinds) => Box::new(Merged::new(all(kinds)?)),
-            Kind::Model(name) => models.other(name, loaded)?,
-            Kind::Skip(layers) => models.without_layers(layers, loaded)?,
+            Kind::Model(name) => allowance.other(name, loaded)?,
+            Kind::Skip(layers) => allowance.without_layers(layers, loaded)?,
         })
     }
 }
@@ -191,8 +215,8 @@ impl DraftArgs {
         if !self.is_on() {
             return Ok(None);
         }
-        let Some(drafter) = self.draft.drafter(loaded, self.models)? else { return Ok(None) };
-        let curve = cost_cache::curve(loaded.into(), loaded, self.models.measure_costs)?;
+        let Some(drafter) = self.draft.drafter(loaded, self.allowance)? else { return Ok(None) };
+        let curve = cost_cache::curve(loaded.into(), loaded, self.allowance.measure_costs)?;
         Ok(Some(Speculation { drafter, max_drafts: self.draft_max.into(), curve }))
     }
 }

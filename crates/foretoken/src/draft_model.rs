@@ -5,11 +5,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use clap::Args;
 use draft::{DraftModel, DraftModelOptions, Drafter};
 use model::Model;
 
 use crate::cost_cache::{self, Measured};
+use crate::draft::Allowance;
 use crate::load::{self, Loaded};
 
 /// Tokens of prompts that a draft model reads in one step at most, beside the newest few of each request.
@@ -18,26 +18,7 @@ const READ_AHEAD: usize = 256;
 /// Chance of standing below which a chain of drafts is not continued, whatever a draft costs.
 const MIN_SURVIVAL: f64 = 0.05;
 
-/// What models that draft may take.
-#[derive(Debug, Clone, Copy, Args)]
-pub(crate) struct DraftModelArgs {
-    /// Memory for the keys and values of a model that drafts, in MiB, taken as it fills; requests that find no room there
-    /// go on without its drafts
-    #[arg(long, value_name = "MIB", default_value_t = Self::default().draft_kv_memory)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
-    draft_kv_memory: u32,
-    /// Measure anew what rows cost on this machine, which decides how many drafts pay, instead of going by an earlier run
-    #[arg(long)]
-    pub(crate) measure_costs: bool,
-}
-
-impl Default for DraftModelArgs {
-    fn default() -> Self {
-        Self { draft_kv_memory: 512, measure_costs: false }
-    }
-}
-
-impl DraftModelArgs {
+impl Allowance {
     /// A drafter that is another model, of this name.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ mod run;
 mod sampling;
 mod serve;
 mod stats;
+mod tally;
 
 use std::io;
 use std::process::ExitCode;

@@ -29,6 +29,28 @@ impl Accepted {
     pub fn last_node(&self) -> usize {
         self.path.last().copied().unwrap_or(0)
     }
+
+    /// All drafts of the `tree` that was checked of which the target's opinion is known: the children of the anchor and of
+    /// every accepted draft, but not those below the token that ended the request.
+    pub fn opinions<'a>(&'a self, tree: &'a Tree) -> impl Iterator<Item = Opinion> + 'a {
+        let asked = self.path.len() + usize::from(self.next.is_some());
+        let visited = std::iter::once(&0).chain(&self.path).take(asked);
+        visited.flat_map(|&node| tree.children(node)).map(|node| {
+            let depth = tree.depths()[node] as usize;
+            Opinion { node, depth, stands: self.path.get(depth - 1) == Some(&node) }
+        })
+    }
+}
+
+/// What the target thinks of a draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opinion {
+    /// Its node.
+    pub node: usize,
+    /// Its distance from the anchor, from 1.
+    pub depth: usize,
+    /// Whether the target says the same.
+    pub stands: bool,
 }
 
 /// An acceptance rule.

@@ -23,7 +23,7 @@ mod online;
 mod proposal;
 mod tree;
 
-pub use accept::{Accepted, Rule, Typical, UnknownRule, keyed, ratio, typical};
+pub use accept::{Accepted, Opinion, Rule, Typical, UnknownRule, keyed, ratio, typical};
 pub use admit::{Admission, AdmissionError, Admitted, Mandatory, Search};
 pub use calibrate::{
     Bin, Block, CalibrationError, SequentialTemperature, auc, brier_score, expected_calibration_error, reliability,

@@ -1,7 +1,5 @@
 //! Confidences that learn from what is accepted while serving.
 
-use crate::{Accepted, Tree};
-
 /// A correction of confidences for each position of a block, which follows what is accepted.
 ///
 /// The estimator, for each position by itself: a confidence c becomes σ(logit(c) + b). After each draft whose parent was
@@ -62,26 +60,6 @@ impl OnlineCalibration {
         *information = *information * keep + predicted * (1.0 - predicted);
         let error = f64::from(u8::from(accepted)) - predicted;
         *shift = (*shift + error / (*information + PRIOR)).clamp(-MAX_SHIFT, MAX_SHIFT);
-    }
-
-    /// Learns from a chain of which the drafts with these confidences were checked and the first `accepted` accepted.
-    pub fn observe_chain(&mut self, confidences: &[f64], accepted: usize) {
-        // Nothing is known of the drafts past the first rejected one.
-        for (position, &confidence) in confidences.iter().enumerate().take(accepted.saturating_add(1)) {
-            self.observe(position, confidence, position < accepted);
-        }
-    }
-
-    /// Learns from a tree that was checked, with the confidences that the drafter gave it, and what was accepted of it. A
-    /// draft whose parent was not accepted says nothing, nor one below the token that ended the request.
-    pub fn observe_tree(&mut self, tree: &Tree, accepted: &Accepted) {
-        let asked = accepted.path.len() + usize::from(accepted.next.is_some());
-        for (depth, parent) in [0].iter().chain(&accepted.path).take(asked).enumerate() {
-            for child in tree.children(*parent) {
-                let stands = accepted.path.get(depth) == Some(&child);
-                self.observe(depth, tree.confidences()[child], stands);
-            }
-        }
     }
 
     fn index(&self, position: usize) -> usize {
@@ -155,30 +133,6 @@ mod tests {
             assert!(all.is_sorted());
             assert!(all.iter().all(|&c| c > 0.0 && c < 1.0));
         }
-    }
-
-    #[test]
-    fn nothing_is_learnt_of_drafts_past_a_rejection() {
-        let mut online = OnlineCalibration::new(3, 100);
-        online.observe_chain(&[0.9, 0.8, 0.7], 1);
-        assert_eq!(online.positions[2], Position::default());
-        assert!(online.confidence(0, 0.9) > 0.9 && online.confidence(1, 0.8) < 0.8);
-    }
-
-    #[test]
-    fn a_tree_teaches_what_was_asked_of_it() {
-        let chain = Tree::chain(9, &[1, 2, 3], &[0.9, 0.8, 0.7]).unwrap();
-        let [mut one, mut other] = [(); 2].map(|()| OnlineCalibration::new(3, 100));
-        one.observe_tree(&chain, &Accepted { path: vec![1], next: Some(5) });
-        other.observe_chain(&[0.9, 0.8, 0.7], 1);
-        assert_eq!(one, other);
-        // The first of two siblings stands, and ends the request: its child was never asked for.
-        let tree = Tree::from_parents(9, &[0, 0, 1], &[1, 2, 3], &[0.6, 0.4, 0.5]).unwrap();
-        let [mut one, mut other] = [(); 2].map(|()| OnlineCalibration::new(3, 100));
-        one.observe_tree(&tree, &Accepted { path: vec![1], next: None });
-        other.observe(0, 0.6, true);
-        other.observe(0, 0.4, false);
-        assert_eq!(one, other);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use common::{assert_close, committed, context, law, marginal};
 use proptest::prelude::*;
 use spec::{
-    Admission, Coins, Distribution, Drawn, Mandatory, OnlineCalibration, Proposal, Rule, Search, Tree,
+    Admission, Coins, Distribution, Drawn, Mandatory, OnlineCalibration, Opinion, Proposal, Rule, Search, Tree,
     expected_tokens_of_tree, keyed, ratio,
 };
 
@@ -136,11 +136,12 @@ fn confidences_that_learn_keep_the_law() {
             let mut admission = Admission::new();
             admission.add_chain(&online.survivals(&said)).unwrap();
             admission.admit(Mandatory::requests(1), Search::EarlyStop, |rows| steps[rows - 1]).unwrap();
-            let checked = admission.drafts(0);
             let (proposal, _) = proposal.keep(admission.kept(0)).unwrap();
             let Ok(accepted) = ratio(&proposal, |_| Ok::<_, Infallible>(Some(target.clone())), script);
             output.extend(committed(proposal.tree(), &accepted));
-            online.observe_chain(&said[..checked], accepted.path.len());
+            for Opinion { node, depth, stands } in accepted.opinions(proposal.tree()) {
+                online.observe(depth - 1, said[node - 1], stands);
+            }
         }
         output.truncate(3);
         output

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use spec::{OnlineCalibration, Proposal, Tree};
 
 use super::Worth;
-use crate::{Ask, DraftError, Drafter, Key, Round, Silence};
+use crate::{Ask, DraftError, Drafter, Key, Outlook, Round, Silence};
 
 /// Drafts on a path of which a request's acceptance is learnt by position; deeper ones share the last's.
 const POSITIONS: usize = 16;
@@ -166,12 +166,12 @@ impl Rated {
     }
 
     /// Seconds that asking for this request takes, and how many of them are for catching up with it.
-    fn cost(&self, ask: &Ask<'_>) -> (f64, f64) {
+    fn cost(&self, ask: &Ask<'_>, outlook: Outlook) -> (f64, f64) {
         let late = self.late(ask);
         let reading = self.requests.get(&ask.key).map_or(0.0, |request| request.reading);
-        let catching_up = if late > ORDINARY { self.catching_up.or(0.0) * late as f64 - reading } else { 0.0 };
-        let catching_up = catching_up.max(0.0);
-        (self.seconds.or(0.0) + catching_up, catching_up)
+        let usually = self.catching_up.or(outlook.reading / late.max(1) as f64);
+        let catching_up = if late > ORDINARY { (usually * late as f64 - reading).max(0.0) } else { 0.0 };
+        (self.seconds.or(outlook.seconds) + catching_up, catching_up)
     }
 
     /// Tokens of the request that the drafter has not read.
@@ -187,29 +187,27 @@ impl Rated {
 
     /// Whether asking for this request is expected to save more than it takes, where another proposal is at hand that
     /// saves `otherwise` seconds. `horizon`: steps over which catching up has to earn itself.
-    pub(super) fn pays(&self, ask: &Ask<'_>, worth: Worth, otherwise: f64, horizon: f64) -> bool {
-        let (cost, catching_up) = self.cost(ask);
-        if self.brings.count < LEARNING || cost <= CHEAP * worth.draft {
-            return true;
-        }
+    pub(super) fn pays(&self, ask: &Ask<'_>, outlook: Outlook, worth: Worth, otherwise: f64, horizon: f64) -> bool {
+        let (cost, catching_up) = self.cost(ask, outlook);
         let request = self.requests.get(&ask.key);
-        if request.is_some_and(|request| request.trying) {
+        if cost <= CHEAP * worth.draft || request.is_some_and(|request| request.trying) {
             return true;
         }
         let brings = request.map_or(self.brings, |request| request.brings);
-        brings.or(0.0) * worth.draft - otherwise >= cost - catching_up + catching_up / horizon
+        let gain = if self.brings.count < LEARNING { outlook.gain } else { brings.or(0.0) * worth.draft };
+        gain - otherwise >= cost - catching_up + catching_up / horizon
     }
 
     /// Picks, among the requests for which the drafter does not pay, one to try it on all the same: the one that has waited
     /// longest, once `allowance` more seconds have added up to what this takes.
     pub(super) fn trial<'a>(
         &mut self,
-        resting: impl Iterator<Item = (usize, &'a Ask<'a>)>,
+        resting: impl Iterator<Item = (usize, &'a Ask<'a>, Outlook)>,
         allowance: f64,
     ) -> Option<usize> {
         let asked = |ask: &Ask<'_>| self.requests.get(&ask.key).map_or(0, |request| request.asked);
-        let (index, ask) = resting.min_by_key(|(_, ask)| asked(ask))?;
-        let (cost, _) = self.cost(ask);
+        let (index, ask, outlook) = resting.min_by_key(|(_, ask, _)| asked(ask))?;
+        let (cost, _) = self.cost(ask, outlook);
         self.credit += allowance;
         if self.credit < cost {
             return None;

@@ -39,12 +39,23 @@ struct Parrot {
     calls: Arc<AtomicU64>,
     seen: HashMap<Key, usize>,
     fails: bool,
+    outlook: Option<Outlook>,
 }
 
 impl Parrot {
     fn new(token: u32, clock: &Clock, seconds: f64) -> Parrot {
         let (clock, calls, seen) = (clock.clone(), Arc::default(), HashMap::new());
-        Parrot { token, drafts: 4, clock, seconds: [seconds, 0.0], reads: usize::MAX, calls, seen, fails: false }
+        Parrot {
+            token,
+            drafts: 4,
+            clock,
+            seconds: [seconds, 0.0],
+            reads: usize::MAX,
+            calls,
+            seen,
+            fails: false,
+            outlook: None,
+        }
     }
 }
 
@@ -71,6 +82,10 @@ impl Drafter for Parrot {
         Ok(answers)
     }
 
+    fn outlook(&self, _: &Round<'_>, _: usize, _: &Ask<'_>) -> Outlook {
+        self.outlook.unwrap_or(Outlook::OPEN)
+    }
+
     fn finished(&mut self, _: Key, _: &[u32], _: usize) {}
 }
 
@@ -89,7 +104,7 @@ fn propose(auto: &mut Auto, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Sil
 }
 
 fn ask<'a>(request: u64, tokens: &'a [u32], choose: &'a dyn Choose) -> Ask<'a> {
-    Ask { key: key(request), tokens, prompt: 1, predicted: &[], max_drafts: 8, choose }
+    Ask { key: key(request), tokens, prompt: 1, predicted: &[], max_drafts: 8, remaining: 64, choose }
 }
 
 /// Lets a request that has `tokens` say `text`, one token a step as if no draft was ever checked: what is proposed in each
@@ -341,4 +356,35 @@ fn a_request_learns_why_it_gets_nothing() {
     assert_eq!(reason(&[Silence::Context, Silence::Context]), Err(Silence::Context));
     assert_eq!(reason(&[Silence::Context, Silence::NoMatch]), Err(Silence::NoMatch));
     assert_eq!(reason(&[Silence::DoesNotPay, Silence::NoMatch]), Err(Silence::DoesNotPay));
+}
+
+#[test]
+fn who_is_not_expected_to_pay_is_only_tried_until_it_has_shown_that_it_does() {
+    let clock = Clock::default();
+    let mut parrot = Parrot::new(1, &clock, STEP / 2.0);
+    parrot.outlook = Some(Outlook { seconds: STEP, reading: 0.0, gain: STEP / 2.0 });
+    let calls = parrot.calls.clone();
+    let mut auto = auto(&clock, vec![Box::new(parrot)]);
+    let mut tokens = vec![9];
+    assert_eq!(
+        write(&mut auto, 0, &mut tokens, &[1; 12]),
+        [Err(Silence::DoesNotPay); 12],
+        "a short answer costs nothing"
+    );
+    assert_eq!(calls.load(Ordering::Relaxed), 0);
+    let tried = write(&mut auto, 0, &mut tokens, &[1; 3000]);
+    assert!(tried[..150].iter().all(Result::is_err), "it is tried once it could have paid for it");
+    assert_eq!(tried[2900..], [Ok(1); 100], "it has brought more than it takes");
+}
+
+#[test]
+fn a_text_is_read_where_enough_is_left_to_say() {
+    let clock = Clock::default();
+    let mut parrot = Parrot::new(1, &clock, 0.0);
+    parrot.outlook = Some(Outlook { seconds: STEP / 2.0, reading: 10.0 * STEP, gain: STEP });
+    let mut auto = auto(&clock, vec![Box::new(parrot)]);
+    let text = vec![9; 500];
+    let short = Ask { remaining: 12, ..ask(0, &text, &Greedy) };
+    assert_eq!(propose(&mut auto, &[short]).unwrap()[0], Err(Silence::DoesNotPay));
+    assert!(propose(&mut auto, &[ask(0, &text, &Greedy)]).unwrap()[0].is_ok());
 }

@@ -56,10 +56,11 @@ impl Datastore {
             // Counts are in [0, all], and one token has one count: the tree cannot refuse.
             let tree = self.grow(ask.anchor(), places, depth.min(ask.max_drafts)).map_err(|_| Silence::NoMatch)?;
             if tree.drafts() > 0 {
-                let sure = confidence(len);
                 let proposal = Proposal::from(tree);
-                let counted = proposal.tree().confidences();
-                return Ok(proposal.with_confidences(|node| counted[node] * sure));
+                let (counted, depths) = (proposal.tree().confidences(), proposal.tree().depths());
+                // A draft at a depth is taken to match as many tokens more, its parents.
+                let sure = |node: usize| confidence(len + (depths[node] as usize).saturating_sub(1));
+                return Ok(proposal.with_confidences(|node| counted[node] * sure(node)));
             }
         }
         Err(Silence::NoMatch)

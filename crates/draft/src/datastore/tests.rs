@@ -27,8 +27,15 @@ fn options() -> DatastoreOptions {
 
 /// Every path of the proposal, with the product of its confidences over that of the match.
 fn paths(datastore: &Datastore, tokens: &[u32]) -> BTreeMap<Vec<u32>, f64> {
-    let ask =
-        Ask { key: Key { request: 0, choice: 0 }, tokens, prompt: 1, predicted: &[], max_drafts: 8, choose: &Greedy };
+    let ask = Ask {
+        key: Key { request: 0, choice: 0 },
+        tokens,
+        prompt: 1,
+        predicted: &[],
+        max_drafts: 8,
+        remaining: 64,
+        choose: &Greedy,
+    };
     let Ok(proposal) = datastore.draft(&ask) else { return BTreeMap::new() };
     let tree = proposal.tree();
     let path = |node| tree.path(node).into_iter().map(|node| tree.tokens()[node]).collect();
@@ -203,13 +210,17 @@ proptest! {
         }
         let found = paths(&datastore, &tokens);
         prop_assert_eq!(found.len(), counts.len().min(drafts));
+        let mut sures = BTreeMap::new();
         for (path, confidence) in &found {
             let (_, parent) = path.split_last().unwrap();
             let of = if parent.is_empty() { followers.len() } else { counts[parent] };
             prop_assert!(parent.is_empty() || found.contains_key(parent));
             let sure = confidence / (counts[path] as f64 / of as f64);
-            prop_assert!(sure > 0.5 && sure < 1.0, "{sure} for all");
+            let same = sures.entry(path.len()).or_insert(sure);
+            prop_assert!((*same - sure).abs() < 1e-12, "{sure} and {same} at one depth");
         }
+        let sures: Vec<f64> = sures.into_values().collect();
+        prop_assert!(sures.is_sorted() && sures.iter().all(|&sure| sure > 0.0 && sure < 1.0), "{sures:?}");
         let mut best: Vec<usize> = counts.values().copied().collect();
         best.sort_unstable_by_key(|&count| std::cmp::Reverse(count));
         best.truncate(drafts);

@@ -18,12 +18,15 @@ use kv::KvCache;
 use model::{ForwardError, Model, Segment, Workspace};
 use spec::{CostCurve, Proposal};
 
-use crate::{Ask, DraftError, Drafter, Key, Round, Silence};
+use crate::{Ask, DraftError, Drafter, Key, Outlook, Round, Silence};
 use chain::Chain;
 use followed::Requests;
 
 /// Drafts that count in what is usual.
 const MEMORY: f64 = 100.0;
+
+/// How often a draft of a model that is worth its while stands, given those before it.
+const HOPE: f64 = 0.8;
 
 /// How a draft model is used.
 #[derive(Debug, Clone, Copy)]
@@ -181,6 +184,22 @@ impl Drafter for DraftModel {
         }
         self.requests.end();
         Ok(answers)
+    }
+
+    /// From what its forwards take: the chain as long as each further draft earns its own.
+    fn outlook(&self, round: &Round<'_>, asks: usize, ask: &Ask<'_>) -> Outlook {
+        let (asks_f, context) = (asks as f64, ask.tokens.len());
+        let draft = self.curve.seconds(asks, context) / asks_f;
+        let worth = round.step_seconds / asks_f;
+        let gains = (1..=ask.max_drafts as i32).map(|depth| HOPE.powi(depth) * worth - round.row_seconds);
+        let (mut seconds, mut gain) = (draft, 0.0);
+        for (depth, each) in gains.take_while(|&each| each > draft).enumerate() {
+            gain += each;
+            seconds = draft * (depth + 1) as f64;
+        }
+        let unread = (context - self.requests.computed(ask.key)) as f64;
+        let most = self.curve.rows().last().copied().unwrap_or(1);
+        Outlook { seconds, reading: unread * self.curve.seconds(most, context) / most as f64, gain }
     }
 
     fn finished(&mut self, key: Key, _: &[u32], _: usize) {

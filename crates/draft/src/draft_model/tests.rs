@@ -62,7 +62,7 @@ const OPTIONS: DraftModelOptions = DraftModelOptions {
 
 fn ask(request: u64, tokens: &[u32], max_drafts: usize) -> Ask<'_> {
     let key = Key { request, choice: 0 };
-    Ask { key, tokens, prompt: 1, predicted: &[], max_drafts, choose: &Greedy }
+    Ask { key, tokens, prompt: 1, predicted: &[], max_drafts, remaining: 64, choose: &Greedy }
 }
 
 fn text(seed: u32, len: usize) -> Vec<u32> {
@@ -274,6 +274,25 @@ impl Choose for Draws {
     fn draws(&self) -> bool {
         true
     }
+}
+
+#[test]
+fn what_it_would_come_to_follows_from_what_its_forwards_take() {
+    let tiny = Tiny::new("llama");
+    let outlook = |row: f64, steps: &Round<'_>, ask: &Ask<'_>| {
+        let curve = CostCurve::new(&[1, 10], &[0], &[row, 2.0 * row]).unwrap();
+        DraftModel::new(Arc::clone(&tiny.model), curve, OPTIONS).outlook(steps, 1, ask)
+    };
+    let round = Round { pool: &tiny.pool, step_seconds: 1.0, row_seconds: 0.1 };
+    let tokens = text(1, 50);
+    // Drafts save 0.7, 0.54, 0.412 and 0.3096 of a step.
+    let cheap = outlook(0.4, &round, &ask(0, &tokens, 8));
+    assert!((cheap.gain - 1.652).abs() < 1e-12 && (cheap.seconds - 1.2).abs() < 1e-12, "{cheap:?}");
+    assert!((cheap.reading - 50.0 * 0.08).abs() < 1e-12, "{cheap:?}");
+    let dear = outlook(1.0, &round, &ask(0, &tokens, 8));
+    assert_eq!((dear.gain, dear.seconds), (0.0, 1.0), "the target itself would not pay");
+    let one = outlook(0.4, &round, &ask(0, &tokens, 1));
+    assert!((one.gain - 0.7).abs() < 1e-12 && one.seconds == 0.4, "no more is allowed");
 }
 
 #[test]

@@ -73,8 +73,9 @@ struct Trial {
     pause: u32,
 }
 
-/// What a row of a window is held to bring until it is known.
-const HOPE: f64 = 0.5;
+/// What a row of a window is held to bring until it is known: more than windows are known to bring, so that they are tried
+/// wherever a row is cheap enough for them to pay, and nowhere else.
+const HOPE: f64 = 0.1;
 const WINDOWS: u32 = 16;
 
 /// How much of the past remains after each step.

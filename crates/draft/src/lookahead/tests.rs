@@ -14,7 +14,7 @@ use crate::Greedy;
 const KEY: Key = Key { request: 0, choice: 0 };
 
 fn ask(tokens: &[u32]) -> Ask<'_> {
-    Ask { key: KEY, tokens, prompt: 4, predicted: &[], max_drafts: 8, choose: &Greedy }
+    Ask { key: KEY, tokens, prompt: 4, predicted: &[], max_drafts: 8, remaining: 64, choose: &Greedy }
 }
 
 /// One step with a target that says `says(text)`: the proposal, of which all is checked, or only drafts, and what stood.

@@ -1,6 +1,5 @@
 //! What became of drafts, counted.
 
-use draft::{Opinion, Verdict};
 use spec::{Accepted, Tree};
 
 use super::verify::counted;
@@ -97,28 +96,21 @@ impl DraftCounts {
         self.silent[reason as usize] += 1;
     }
 
-    /// A tree was checked. `calibrated` is the confidence with which a draft at a depth, from 1, was admitted.
-    pub(super) fn note(
-        &mut self,
-        tree: &Tree,
-        accepted: &Accepted,
-        ended: bool,
-        calibrated: impl Fn(usize, usize) -> f64,
-    ) {
-        let nodes: Vec<usize> = counted(tree, accepted, ended).collect();
+    /// A tree was checked.
+    pub(super) fn checked(&mut self, tree: &Tree, accepted: &Accepted, ended: bool) {
         self.proposals += 1;
-        self.checked += nodes.len() as u64;
+        self.checked += counted(tree, accepted, ended).count() as u64;
         self.accepted += accepted.path.len() as u64;
-        let deepest = nodes.iter().map(|&node| tree.depths()[node] as usize).max().unwrap_or(0);
+        let deepest = counted(tree, accepted, ended).map(|node| tree.depths()[node] as usize).max().unwrap_or(0);
         let place = |depth: usize| (depth - 1).min(DRAFT_POSITIONS - 1);
         (1..=deepest).for_each(|depth| self.checked_at[place(depth)] += 1);
         (1..=accepted.path.len()).for_each(|depth| self.accepted_at[place(depth)] += 1);
-        let themselves: Vec<usize> = (0..tree.len()).collect();
-        for Opinion { node, depth, stands } in (Verdict { tree, proposed: &themselves, accepted }).opinions() {
-            let confidence = calibrated(depth, node);
-            self.judged += 1;
-            self.expected += confidence;
-            self.squared_error += (confidence - f64::from(u8::from(stands))).powi(2);
-        }
+    }
+
+    /// The target has said of a draft, which was admitted with this confidence, whether it stands.
+    pub(super) fn judged(&mut self, confidence: f64, stands: bool) {
+        self.judged += 1;
+        self.expected += confidence;
+        self.squared_error += (confidence - f64::from(u8::from(stands))).powi(2);
     }
 }

@@ -1,8 +1,8 @@
 //! Drafts for the requests of a step: who gets some, and how many of them are checked.
 
-use draft::{Ask, Drafter, Key, Opinion, Round, Silence, Verdict};
+use draft::{Ask, Drafter, Key, Round, Silence, Verdict};
 use kernels::Pool;
-use spec::{Admission, CostCurve, Mandatory, OnlineCalibration, Proposal, Search};
+use spec::{Admission, CostCurve, Mandatory, OnlineCalibration, Opinion, Proposal, Search};
 
 use super::RequestId;
 use super::counts::{DraftCounts, Reason};
@@ -72,6 +72,7 @@ impl<'l> Asking<'l> {
             prompt: tokens.len() - request.outputs().len(),
             predicted: &request.drafting().predicted,
             max_drafts: self.max_drafts,
+            remaining: request.remaining(),
             choose: &self.chooser,
         }
     }
@@ -227,13 +228,14 @@ impl Speculator {
     pub(super) fn observe(&mut self, lane: &Lane, Checked { proposal, proposed }: &Checked, counts: &mut DraftCounts) {
         let [choice] = &lane.choices[..] else { return };
         let (tree, accepted) = (proposal.tree(), &lane.accepted);
-        let calibrated = |depth: usize, node: usize| self.calibration.confidence(depth - 1, tree.confidences()[node]);
-        counts.note(tree, accepted, choice.request.finish().is_some(), calibrated);
-        let themselves: Vec<usize> = (0..tree.len()).collect();
-        for Opinion { node, depth, stands } in (Verdict { tree, proposed: &themselves, accepted }).opinions() {
-            if proposal.is_draft(node) {
-                self.calibration.observe(depth - 1, tree.confidences()[node], stands);
-            }
+        counts.checked(tree, accepted, choice.request.finish().is_some());
+        let opinions = || accepted.opinions(tree).filter(|opinion| proposal.is_draft(opinion.node));
+        // All are counted before any teaches: what is learnt here was not known when they were admitted.
+        for Opinion { node, depth, stands } in opinions() {
+            counts.judged(self.calibration.confidence(depth - 1, tree.confidences()[node]), stands);
+        }
+        for Opinion { node, depth, stands } in opinions() {
+            self.calibration.observe(depth - 1, tree.confidences()[node], stands);
         }
         let key = Key { request: lane.id.0, choice: choice.index };
         if !lane.heard.is_empty() {

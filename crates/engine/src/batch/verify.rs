@@ -23,10 +23,11 @@ type Outcomes = Vec<(u32, Outcome)>;
 pub(super) fn commit<'l>(lane: &mut Lane, logits: impl Fn(usize) -> &'l [f32], scratch: &mut Scratch) {
     let Lane { choices, outcomes, checked, accepted, heard, .. } = lane;
     for choice in choices {
+        let mut commit = Commit { choice, logits: &logits, scratch, outcomes };
         match checked.as_ref().map(|checked| &checked.proposal) {
-            None => drop(choice.next(logits(0), scratch, |_| false, outcomes)),
+            None => drop(commit.sample(0, |_| false)),
             Some(proposal) => {
-                *accepted = choice.verify(proposal, &logits, scratch, outcomes);
+                *accepted = commit.verify(proposal);
                 let nodes = (0..proposal.tree().len()).filter(|&node| proposal.is_heard(node));
                 *heard = nodes.filter_map(|node| Some((node, likeliest(logits(node))?))).collect();
                 let ended = choice.request.finish().is_some();
@@ -49,150 +50,125 @@ pub(super) fn counted(tree: &Tree, accepted: &Accepted, ended: bool) -> impl Ite
     (1..tree.len()).filter(move |&node| tree.depths()[node] as usize <= deepest)
 }
 
-impl Choice {
+/// A choice whose next tokens are committed, and what that takes.
+struct Commit<'c, F> {
+    choice: &'c mut Choice,
+    /// Of the row of each node, `[vocab]`.
+    logits: &'c F,
+    scratch: &'c mut Scratch,
+    outcomes: &'c mut Outcomes,
+}
+
+impl<'l, F: Fn(usize) -> &'l [f32]> Commit<'_, F> {
     /// Commits the drafts that stand by the request's rule, and the token after them.
-    fn verify<'l>(
-        &mut self,
-        proposal: &Proposal,
-        logits: &impl Fn(usize) -> &'l [f32],
-        scratch: &mut Scratch,
-        outcomes: &mut Outcomes,
-    ) -> Accepted {
+    fn verify(&mut self, proposal: &Proposal) -> Accepted {
         let tree = proposal.tree();
-        match self.request.drafting().rule {
+        match self.choice.request.drafting().rule {
             Rule::Keyed => {
                 let next = |node| {
                     let is_draft = |token| tree.child(node, token).is_some();
-                    Ok::<_, Infallible>(self.next(logits(node), scratch, is_draft, outcomes))
+                    Ok::<_, Infallible>(self.sample(node, is_draft))
                 };
                 let Ok(accepted) = spec::keyed(tree, next);
                 accepted
             }
-            Rule::Ratio => self.verify_ratio(proposal, logits, scratch, outcomes),
+            Rule::Ratio => self.verify_ratio(proposal),
             Rule::Typical(thresholds) => {
-                let mut ahead = Ahead::new(&self.request, tree);
-                let law = |node| Ok::<_, Infallible>(ahead.law(node, logits, scratch));
+                let mut ahead = Ahead::new(&self.choice.request, tree);
+                let law = |node| Ok::<_, Infallible>(ahead.law(node, (self.logits)(node), self.scratch));
                 let Ok(accepted) = spec::typical(tree, &thresholds, law);
-                self.take_all(tree, accepted, logits, scratch, outcomes)
+                self.take_all(tree, accepted)
             }
         }
     }
 
     /// Drafts are committed as the walk comes to them: what the law of the next token is depends on them.
-    fn verify_ratio<'l>(
-        &mut self,
-        proposal: &Proposal,
-        logits: &impl Fn(usize) -> &'l [f32],
-        scratch: &mut Scratch,
-        outcomes: &mut Outcomes,
-    ) -> Accepted {
+    fn verify_ratio(&mut self, proposal: &Proposal) -> Accepted {
         let tree = proposal.tree();
-        let noise = self.request.round_noise(Purpose::Verify);
+        let noise = self.choice.request.round_noise(Purpose::Verify);
         let mut numbers = 0..;
         let mut coins = UniformCoins(|| noise.uniform(numbers.next().unwrap_or_default()));
         let law = |node: usize| {
             let stands = match tree.parent(node) {
                 None => true,
-                Some(parent) => self.take(tree.tokens()[node], true, logits(parent), scratch, outcomes),
+                Some(parent) => self.take(tree.tokens()[node], true, parent),
             };
-            Ok::<_, Infallible>(stands.then(|| self.law(logits(node), scratch, outcomes)).flatten())
+            Ok::<_, Infallible>(stands.then(|| self.law(node)).flatten())
         };
         let Ok(accepted) = spec::ratio(proposal, law, &mut coins);
         if let Some(token) = accepted.next {
-            self.take(token, false, logits(accepted.last_node()), scratch, outcomes);
+            self.take(token, false, accepted.last_node());
         }
         accepted
     }
 
     /// Commits what was accepted before anything was committed, as far as the request goes on.
-    fn take_all<'l>(
-        &mut self,
-        tree: &Tree,
-        accepted: Accepted,
-        logits: &impl Fn(usize) -> &'l [f32],
-        scratch: &mut Scratch,
-        outcomes: &mut Outcomes,
-    ) -> Accepted {
+    fn take_all(&mut self, tree: &Tree, accepted: Accepted) -> Accepted {
         let mut taken = Accepted { path: Vec::new(), next: None };
         for node in accepted.path {
-            let parent = taken.last_node();
-            let goes_on = self.take(tree.tokens()[node], true, logits(parent), scratch, outcomes);
+            let goes_on = self.take(tree.tokens()[node], true, taken.last_node());
             taken.path.push(node);
             if !goes_on {
                 return taken;
             }
         }
         if let Some(token) = accepted.next {
-            self.take(token, false, logits(taken.last_node()), scratch, outcomes);
+            self.take(token, false, taken.last_node());
         }
         Accepted { next: accepted.next, ..taken }
     }
 
-    /// The law of the next token; where there is none, the choice fails.
-    fn law(&mut self, logits: &[f32], scratch: &mut Scratch, outcomes: &mut Outcomes) -> Option<spec::Distribution> {
-        let outputs = self.request.outputs().len();
-        match self.request.law(logits, scratch) {
+    /// The law of the token after `node`; where there is none, the choice fails.
+    fn law(&mut self, node: usize) -> Option<spec::Distribution> {
+        let outputs = self.choice.request.outputs().len();
+        match self.choice.request.law((self.logits)(node), self.scratch) {
             Ok(law) => Some(law),
             Err(source) => {
-                outcomes.push((self.index, Outcome::Failed(GenerateError::Sample { outputs, source })));
+                let outcome = Outcome::Failed(GenerateError::Sample { outputs, source });
+                self.outcomes.push((self.choice.index, outcome));
                 None
             }
         }
     }
 
-    /// Samples the next token from `logits` `[vocab]`, commits it and notes what came of it. Answers the token, or `None`
-    /// if the choice had ended or ends without one. `is_draft` says whether a token was drafted.
-    fn next(
-        &mut self,
-        logits: &[f32],
-        scratch: &mut Scratch,
-        is_draft: impl Fn(u32) -> bool,
-        outcomes: &mut Outcomes,
-    ) -> Option<u32> {
-        if self.request.finish().is_some() {
+    /// Samples the token after `node`, commits it and notes what came of it. Answers the token, or `None` if the choice had
+    /// ended or ends without one. `is_draft` says whether a token was drafted.
+    fn sample(&mut self, node: usize, is_draft: impl Fn(u32) -> bool) -> Option<u32> {
+        let request = &mut self.choice.request;
+        if request.finish().is_some() {
             return None;
         }
-        let outputs = self.request.outputs().len();
-        let sampled = self.request.sample(logits, scratch);
-        let sampled = sampled.map_err(|source| GenerateError::Sample { outputs, source });
-        self.commit(sampled, is_draft, outcomes)
+        let outputs = request.outputs().len();
+        let sampled = request.sample((self.logits)(node), self.scratch);
+        self.commit(sampled.map_err(|source| GenerateError::Sample { outputs, source }), is_draft)
     }
 
-    /// Commits a token that a rule has chosen from `logits`. Answers whether the choice goes on after it.
-    fn take(
-        &mut self,
-        token: u32,
-        drafted: bool,
-        logits: &[f32],
-        scratch: &mut Scratch,
-        outcomes: &mut Outcomes,
-    ) -> bool {
-        let outputs = self.request.outputs().len();
-        let sampled = self.request.chosen(token, logits, scratch);
+    /// Commits a token that a rule has chosen to come after `node`. Answers whether the choice goes on after it.
+    fn take(&mut self, token: u32, drafted: bool, node: usize) -> bool {
+        let request = &mut self.choice.request;
+        let outputs = request.outputs().len();
+        let sampled = request.chosen(token, (self.logits)(node), self.scratch);
         let sampled = sampled.map_err(|source| GenerateError::Sample { outputs, source });
-        self.commit(sampled, |_| drafted, outcomes).is_some() && self.request.finish().is_none()
+        self.commit(sampled, |_| drafted).is_some() && self.choice.request.finish().is_none()
     }
 
-    fn commit(
-        &mut self,
-        sampled: Result<Sampled, GenerateError>,
-        is_draft: impl Fn(u32) -> bool,
-        outcomes: &mut Outcomes,
-    ) -> Option<u32> {
-        match sampled.and_then(|sampled| Ok(self.request.commit(sampled)?)) {
+    fn commit(&mut self, sampled: Result<Sampled, GenerateError>, is_draft: impl Fn(u32) -> bool) -> Option<u32> {
+        match sampled.and_then(|sampled| Ok(self.choice.request.commit(sampled)?)) {
             Ok(Committed { mut delta, .. }) => {
                 let token = delta.token;
                 delta.drafted = is_draft(token);
-                outcomes.push((self.index, Outcome::Token(delta)));
+                self.outcomes.push((self.choice.index, Outcome::Token(delta)));
                 Some(token)
             }
             Err(error) => {
-                outcomes.push((self.index, Outcome::Failed(error)));
+                self.outcomes.push((self.choice.index, Outcome::Failed(error)));
                 None
             }
         }
     }
+}
 
+impl Choice {
     /// Says that the choice has ended, if it has; one that failed has said so.
     fn close(&self, outcomes: &mut Outcomes) {
         if let Some(reason) = self.request.finish().filter(|&reason| reason != FinishReason::Error) {
@@ -215,19 +191,14 @@ impl<'t> Ahead<'t> {
         Self { tree, after }
     }
 
-    /// The law of the token after `node`, or `None` if the request ends there. Parents come before their children.
-    fn law<'l>(
-        &mut self,
-        node: usize,
-        logits: &impl Fn(usize) -> &'l [f32],
-        scratch: &mut Scratch,
-    ) -> Option<spec::Distribution> {
+    /// The law of the token after `node`, whose row has these logits, or `None` if the request ends there. Parents come before their children.
+    fn law(&mut self, node: usize, logits: &[f32], scratch: &mut Scratch) -> Option<spec::Distribution> {
         if let Some(parent) = self.tree.parent(node) {
             let mut request = self.after[parent].clone()?;
             let sampled = Sampled { token: self.tree.tokens()[node], logprob: None, top: Vec::new() };
             self.after[node] =
                 request.commit(sampled).is_ok_and(|committed| committed.finish.is_none()).then_some(request);
         }
-        self.after[node].as_mut()?.law(logits(node), scratch).ok()
+        self.after[node].as_mut()?.law(logits, scratch).ok()
     }
 }

@@ -18,8 +18,7 @@ use spec::Rule;
 use super::drive::{self, Answer};
 use super::foresight::Foresight;
 use crate::bench::spec::questions::Question;
-use crate::draft::Kind;
-use crate::draft_model::DraftModelArgs;
+use crate::draft::{Allowance, Kind};
 use crate::load::Loaded;
 
 /// Drafts on a path at most.
@@ -202,7 +201,7 @@ impl Subject {
 
     fn drafter(&self, source: &Source, plain: &[Answer]) -> Result<Option<Box<dyn Drafter>>> {
         if let Source::Named(kind) = source {
-            return kind.drafter(&self.loaded, DraftModelArgs::default());
+            return kind.drafter(&self.loaded, Allowance::default());
         }
         let texts = self.requests.iter().zip(plain);
         let texts = texts.map(|(question, answer)| [&question.prompt[..], &answer.tokens()].concat()).collect();

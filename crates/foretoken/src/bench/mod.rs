@@ -10,8 +10,6 @@ mod serve;
 mod skip;
 pub(crate) mod spec;
 
-pub(crate) use spec::{Tally, Work};
-
 use anyhow::Result;
 use clap::{Args, Subcommand};
 

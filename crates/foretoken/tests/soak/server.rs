@@ -41,7 +41,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server that drafts, with 1 MiB for keys and values: 128 pages, which 32 choices want more of than there are.
+    /// A server that drafts, with 1 MiB for keys and values: 128 pages, which 32 choices want more of than there are. What
+    /// it keeps of past answers is full within seconds, so that whatever grows later is a leak.
     pub(crate) fn start() -> Server {
         let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("soak-cache");
         Server::launch(&cache).end();
@@ -53,7 +54,8 @@ impl Server {
         let limit = BODY_LIMIT.to_string();
         let mut process = Command::new(env!("CARGO_BIN_EXE_foretoken"))
             .args(["serve", "--port", "0", "--log-format", "json", "--kv-memory", "1", "--threads", "2"])
-            .args(["--draft", "suffix", "--max-running", "32", "--max-waiting", "8", "--body-limit", &limit, "--model"])
+            .args(["--draft", "suffix", "--draft-history", "10000"])
+            .args(["--max-running", "32", "--max-waiting", "8", "--body-limit", &limit, "--model"])
             .arg(model())
             .env("FORETOKEN_CACHE", cache)
             .stderr(Stdio::piped())

@@ -25,8 +25,7 @@ use spec::{CostCurve, Rule};
 use super::drive;
 use super::letters;
 use crate::bench::random::Random;
-use crate::draft::Kind;
-use crate::draft_model::DraftModelArgs;
+use crate::draft::{Allowance, Kind};
 use crate::load::Loaded;
 use chi_square::{Outcome, Verdict};
 use exact::{Exact, LENGTH, Sampling};
@@ -138,7 +137,7 @@ pub(super) fn run(plan: &Plan<'_>, mut show: impl FnMut(&Row)) -> Result<Vec<Row
     let mut cases = cases(plan);
     for kind in plan.drafters {
         // A draft model or a datastore of another tokenizer, say. Its identity is shown with its own model.
-        if let Err(error) = kind.drafter(&bench.loaded, DraftModelArgs::default()) {
+        if let Err(error) = kind.drafter(&bench.loaded, Allowance::default()) {
             eprintln!("{kind} is left out of the law: {}", crate::one_line(&error));
             cases.retain(|case| case.source != Source::Named(kind.clone()));
         }
@@ -224,7 +223,7 @@ impl Bench {
         let drafter: Option<Box<dyn Drafter>> = match &case.source {
             Source::Nothing | Source::Played(_) => None,
             Source::Guess(manner) => Some(Box::new(Guess::new(Arc::clone(&self.exact), *manner))),
-            Source::Named(kind) => kind.drafter(&self.loaded, DraftModelArgs::default())?,
+            Source::Named(kind) => kind.drafter(&self.loaded, Allowance::default())?,
         };
         let curve = if case.dear { dear()? } else { super::free_rows()? };
         let speculation = drafter.map(|drafter| Speculation { drafter, max_drafts: LENGTH, curve });

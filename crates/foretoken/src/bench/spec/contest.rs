@@ -15,8 +15,7 @@ use spec::CostCurve;
 use super::drive::{self, Asking};
 use super::oracle::{Oracle, Truths};
 use super::questions::Question;
-use crate::draft::Kind;
-use crate::draft_model::DraftModelArgs;
+use crate::draft::{Allowance, Kind};
 use crate::load::Loaded;
 
 /// Tokens of the prompt and of the answer that a new engine warms up with: its buffers grow, and nobody learns from it.
@@ -44,8 +43,8 @@ pub(crate) struct Setup {
     pub(crate) loaded: Loaded,
     pub(crate) options: ServiceOptions,
     pub(crate) contestants: Vec<Contestant>,
-    /// What models that draft may take.
-    pub(crate) models: DraftModelArgs,
+    /// What drafters may take.
+    pub(crate) allowance: Allowance,
     pub(crate) max_drafts: usize,
     /// What rows cost, measured before anything else. Every engine refines a copy of its own.
     pub(crate) curve: CostCurve,
@@ -66,7 +65,7 @@ impl Setup {
     fn speculation(&self, contestant: &Contestant, truths: &Truths) -> Result<Speculation> {
         let drafter: Box<dyn Drafter> = match contestant {
             Contestant::Drafter(kind) => {
-                kind.drafter(&self.loaded, self.models)?.with_context(|| format!("{kind} drafts nothing"))?
+                kind.drafter(&self.loaded, self.allowance)?.with_context(|| format!("{kind} drafts nothing"))?
             }
             Contestant::Synthetic(acceptance) => {
                 let vocab = self.loaded.tokenizer.vocab_size() as u32;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::contest::{self, Checks, Setup};
 use super::drive::{self, Asking};
-use super::figures::{Tally, Work, ratio};
 use super::oracle::Truths;
 use super::questions::Question;
+use crate::tally::{Tally, Work, ratio};
 
 /// One number of clients, without drafts and with those of each drafter.
 #[derive(Debug, Clone)]

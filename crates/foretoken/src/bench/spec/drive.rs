@@ -9,8 +9,8 @@ use engine::batch::{Event, Handle, Sink, Submission};
 use engine::{Drafting, Usage};
 use indicatif::ProgressBar;
 
-use super::figures::{Tally, Work};
 use super::questions::Question;
+use crate::tally::{Tally, Work};
 
 /// A finished answer.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,6 @@
 mod contest;
 mod crowd;
 mod drive;
-mod figures;
 mod oracle;
 mod page;
 pub(crate) mod questions;
@@ -20,8 +19,6 @@ use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
-
-pub(crate) use figures::{Tally, Work};
 
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args};
@@ -37,8 +34,7 @@ use self::questions::{Encoder, Question, Questions};
 use self::single::Summary;
 use crate::bench::kernels::compute_name;
 use crate::bench::prompts;
-use crate::draft::Kind;
-use crate::draft_model::DraftModelArgs;
+use crate::draft::{Allowance, Kind};
 use crate::load::ModelArgs;
 use crate::progress;
 use crate::report::{self, Report};
@@ -112,7 +108,7 @@ struct DraftsArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     draft_max: u16,
     #[command(flatten)]
-    models: DraftModelArgs,
+    allowance: Allowance,
 }
 
 /// Drafters with commas between them.
@@ -255,8 +251,8 @@ impl SpecArgs {
             ..ServiceOptions::default()
         };
         let (max_drafts, seed) = (self.drafts.draft_max.into(), self.prompts.seed);
-        let models = self.drafts.models;
-        Ok(Setup { loaded, options, contestants, models, max_drafts, curve, seed })
+        let allowance = self.drafts.allowance;
+        Ok(Setup { loaded, options, contestants, allowance, max_drafts, curve, seed })
     }
 
     fn asking(&self, temperature: f32) -> Asking {

@@ -103,7 +103,7 @@ mod tests {
 
     fn drafts(oracle: &mut Oracle, tokens: &[u32], prompt: usize, max_drafts: usize) -> Result<Vec<u32>, Silence> {
         let key = Key { request: 0, choice: 0 };
-        let ask = Ask { key, tokens, prompt, predicted: &[], max_drafts, choose: &Greedy };
+        let ask = Ask { key, tokens, prompt, predicted: &[], max_drafts, remaining: 64, choose: &Greedy };
         Ok(oracle.draft(&ask)?.tree().tokens()[1..].to_vec())
     }
 

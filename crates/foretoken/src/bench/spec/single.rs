@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::contest::{self, Checks, Setup};
 use super::drive::{self, Asking};
-use super::figures::{Tally, ratio};
 use super::oracle::Truths;
 use super::questions::Question;
 use crate::progress;
 use crate::stats::Samples;
+use crate::tally::{Tally, ratio};
 
 /// What the category of all prompts is called.
 pub(crate) const ALL: &str = "all";
@@ -34,7 +34,8 @@ impl Measured {
 
 /// Answers all `questions`, `repeat` times there and back, one request at a time.
 ///
-/// Every drafter has an engine for each time that it answers a prompt: nobody has seen an answer before it is asked for.
+/// Every contestant has an engine for each time that it answers a prompt: nobody has seen an answer before it is asked
+/// for, and nobody's buffers are warmer than another's.
 ///
 /// # Errors
 /// When an engine cannot be had, or refuses or fails a request.
@@ -47,10 +48,10 @@ pub(crate) fn measure(
 ) -> Result<Vec<Measured>> {
     let truths = Truths::default();
     let engine = |contestant| setup.engine(contestant, &truths, 1);
-    let plain = engine(None)?;
-    let times = |contestant| (0..2 * repeat).map(|_| engine(Some(contestant))).collect::<Result<Vec<Service>>>();
-    let drafted = setup.contestants.iter().map(times).collect::<Result<Vec<_>>>()?;
-    for engine in drafted.iter().flatten().chain([&plain]) {
+    let times = |contestant| (0..2 * repeat).map(|_| engine(contestant)).collect::<Result<Vec<Service>>>();
+    let plain = times(None)?;
+    let drafted = setup.contestants.iter().map(|contestant| times(Some(contestant))).collect::<Result<Vec<_>>>()?;
+    for engine in drafted.iter().flatten().chain(&plain) {
         setup.warm_up(&engine.handle(), questions[0], asking)?;
     }
     let turns = contest::turns(setup.contestants.len());
@@ -62,13 +63,11 @@ pub(crate) fn measure(
         let mut measured = Measured { id, category, plain: Tally::default(), drafted: drafted_tallies };
         for round in 0..repeat {
             for &(who, back) in &turns {
-                let (engine, sum, name) = match who {
+                let (engines, sum, name) = match who {
                     None => (&plain, &mut measured.plain, "plain".to_owned()),
-                    Some(who) => {
-                        let engine = &drafted[who][2 * round + usize::from(back)];
-                        (engine, &mut measured.drafted[who], setup.contestants[who].to_string())
-                    }
+                    Some(who) => (&drafted[who], &mut measured.drafted[who], setup.contestants[who].to_string()),
                 };
+                let engine = &engines[2 * round + usize::from(back)];
                 for answer in drive::answer(&engine.handle(), &[question], asking, 1, &bar)? {
                     truths.insert(&question.tokens, &answer.tokens);
                     checks.check(asking.temperature, question, &name, &answer.tokens);

@@ -18,8 +18,7 @@ use super::crowd;
 use super::drive::Asking;
 use super::questions::Question;
 use super::single;
-use crate::draft::Kind;
-use crate::draft_model::DraftModelArgs;
+use crate::draft::{Allowance, Kind};
 use crate::load::Loaded;
 use crate::progress;
 
@@ -58,7 +57,7 @@ fn setup(contestants: Vec<Contestant>) -> Setup {
     let loaded = tiny();
     let curve = measure_cost(&loaded.model, &loaded.pool, loaded.kv_format).unwrap();
     let options = ServiceOptions { kv_bytes: 1 << 24, prefix_cache: false, ..ServiceOptions::default() };
-    Setup { loaded, options, contestants, models: DraftModelArgs::default(), max_drafts: 4, curve, seed: 5 }
+    Setup { loaded, options, contestants, allowance: Allowance::default(), max_drafts: 4, curve, seed: 5 }
 }
 
 fn questions() -> Vec<Question> {
