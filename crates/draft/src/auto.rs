@@ -156,12 +156,8 @@ impl Auto {
 }
 
 impl Drafter for Auto {
-    /// That of the only drafter, if it is one.
     fn name(&self) -> &'static str {
-        match &self.drafters[..] {
-            [only] => only.drafter.name(),
-            _ => "auto",
-        }
+        "auto"
     }
 
     fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {

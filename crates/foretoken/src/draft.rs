@@ -72,7 +72,7 @@ pub(crate) enum Kind {
     Lookahead,
     /// What usually followed in the texts of this file.
     Datastore(PathBuf),
-    /// Whichever of these, and of what the client predicts, is expected to earn most, for each request and step; or none.
+    /// Whichever of n-gram and suffix is expected to earn most, for each request and step; or none.
     Auto,
     /// Whichever of these is expected to earn most.
     Best(Vec<Kind>),
@@ -163,28 +163,31 @@ impl Kind {
     /// # Errors
     /// When it cannot draft for the model.
     pub(crate) fn drafter(&self, loaded: &Loaded, allowance: Allowance) -> Result<Option<Box<dyn Drafter>>> {
-        // What takes time, or has rows computed, has to be worth it: alone, too, it is weighed by `auto`.
-        Ok(Some(match self {
+        let parts = match self {
             Kind::None => return Ok(None),
-            Kind::Datastore(_) | Kind::Lookahead | Kind::Merged(_) | Kind::Model(_) | Kind::Skip(_) => {
-                Box::new(Auto::new(vec![self.alone(loaded, allowance)?]))
-            }
-            _ => self.alone(loaded, allowance)?,
-        }))
+            Kind::Auto => &[Kind::Ngram, Kind::Suffix][..],
+            Kind::Best(kinds) => kinds,
+            alone => std::slice::from_ref(alone),
+        };
+        // Whatever drafts has to be worth it: alone, too, it is weighed. And what the client predicts needs no drafter.
+        let mut drafters: Vec<Box<dyn Drafter>> = vec![Box::new(Predicted)];
+        for part in parts {
+            drafters.push(part.part(loaded, allowance)?);
+        }
+        Ok(Some(Box::new(Auto::new(drafters))))
     }
 
-    fn alone(&self, loaded: &Loaded, allowance: Allowance) -> Result<Box<dyn Drafter>> {
-        let ngram = || Box::new(Ngram::default()) as Box<dyn Drafter>;
+    /// The drafter as one of several.
+    fn part(&self, loaded: &Loaded, allowance: Allowance) -> Result<Box<dyn Drafter>> {
+        let all = |kinds: &[Kind]| kinds.iter().map(|kind| kind.part(loaded, allowance)).collect::<Result<Vec<_>>>();
         let past = SuffixOptions { past_tokens: allowance.draft_history as usize, ..SuffixOptions::default() };
-        let suffix = || Box::new(Suffix::new(past)) as Box<dyn Drafter>;
-        let all = |kinds: &[Kind]| kinds.iter().map(|kind| kind.alone(loaded, allowance)).collect::<Result<Vec<_>>>();
         Ok(match self {
             Kind::None => bail!("nothing drafts"),
-            Kind::Ngram => ngram(),
-            Kind::Suffix => suffix(),
+            Kind::Ngram => Box::new(Ngram::default()),
+            Kind::Suffix => Box::new(Suffix::new(past)),
             Kind::Lookahead => Box::new(Lookahead::new(LookaheadOptions::default())),
             Kind::Datastore(path) => datastore(path, loaded)?,
-            Kind::Auto => Box::new(Auto::new(vec![Box::new(Predicted), ngram(), suffix()])),
+            Kind::Auto => Box::new(Auto::new(all(&[Kind::Ngram, Kind::Suffix])?)),
             Kind::Best(kinds) => Box::new(Auto::new(all(kinds)?)),
             Kind::Merged(kinds) => Box::new(Merged::new(all(kinds)?)),
             Kind::Model(name) => allowance.other(name, loaded)?,
@@ -204,6 +207,11 @@ impl DraftArgs {
     /// Whether anything is to draft.
     pub(crate) fn is_on(&self) -> bool {
         !self.no_speculation && self.draft != Kind::None
+    }
+
+    /// The drafter's name, as users write it.
+    pub(crate) fn name(&self) -> String {
+        self.draft.to_string()
     }
 
     /// The drafter that was asked for, weighed against what rows cost here, which is measured in the first run with a model

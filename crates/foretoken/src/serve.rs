@@ -194,7 +194,7 @@ impl BatchArgs {
             bail!("--context is {context}; {} was made for {most} positions", loaded.name);
         }
         let speculation = self.draft.speculation(&loaded)?;
-        let drafter = speculation.as_ref().map_or("none", |speculation| speculation.drafter.name());
+        let drafter = speculation.as_ref().map_or("none".to_owned(), |_| self.draft.name());
         let Loaded { name, model, tokenizer, template, pool, kv_format, .. } = loaded;
         let kv_bytes = kv_bytes(self.kv_memory);
         let options = ServiceOptions {

@@ -13,7 +13,7 @@ use crate::{Ask, DraftError, Drafter, Key, Outlook, Round, Silence};
 const POSITIONS: usize = 16;
 
 /// Confidences between which drafts are taken to differ in kind: who says 0.6 and 0.8 may be right in 0.1 and 0.9.
-const KINDS: [f64; 7] = [0.5, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95];
+const KINDS: [f64; 8] = [0.3, 0.5, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95];
 
 /// Depths of which the kinds are learnt by themselves: 1, 2, up to 4, up to 8, beyond.
 const DEPTHS: usize = 5;

@@ -1,10 +1,5 @@
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 
-use kernels::{Compute, Isa};
-use model::LoadOptions;
-use model::config::Config;
-use model::weights::Weights;
 use proptest::prelude::*;
 use spec::{Distribution, Drawn};
 
@@ -20,11 +15,8 @@ struct Tiny {
 
 impl Tiny {
     fn new(name: &str) -> Self {
-        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets").join(name);
         let pool = Pool::new(NonZeroUsize::MIN);
-        let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
-        let (weights, config) = (Weights::open_dir(&dir).unwrap(), Config::from_dir(&dir).unwrap());
-        Self { model: Arc::new(Model::load(&weights, config, &pool, options).unwrap()), pool }
+        Self { model: Arc::new(testkit::target(name, &pool)), pool }
     }
 
     fn drafter(&self, options: DraftModelOptions) -> DraftModel {

@@ -13,6 +13,7 @@ use spec::{Proposal, ProposalError};
 
 use self::pool::Pool;
 use self::window::Window;
+use crate::ngram::confidence;
 use crate::{Ask, DraftError, Drafter, Key, Round, Silence, Verdict};
 
 /// How large the window is, and what is kept.
@@ -75,7 +76,7 @@ struct Trial {
 
 /// What a row of a window is held to bring until it is known: more than windows are known to bring, so that they are tried
 /// wherever a row is cheap enough for them to pay, and nowhere else.
-const HOPE: f64 = 0.1;
+const HOPE: f64 = 0.05;
 const WINDOWS: u32 = 16;
 
 /// How much of the past remains after each step.
@@ -155,10 +156,10 @@ impl Request {
         self.found = vec![false];
         for (rank, (tokens, found)) in self.pool.guesses(ask.anchor()).enumerate() {
             let mut node = 0;
-            for &token in tokens.iter().take(ask.max_drafts) {
+            for (len, &token) in (1..).zip(tokens.iter().take(ask.max_drafts)) {
                 let nodes = proposal.tree().len();
                 // A first guess: what was found last is the likeliest.
-                node = proposal.add_point(node, token, 0.5 / (rank + 1) as f64)?;
+                node = proposal.add_point(node, token, confidence(len) / (rank + 1) as f64)?;
                 match node == nodes {
                     true => self.found.push(found),
                     false => self.found[node] &= found,

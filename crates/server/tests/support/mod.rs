@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::Router;
@@ -12,15 +11,12 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use draft::Drafter;
 use engine::batch::{Service, ServiceOptions, Speculation};
 use http_body_util::BodyExt;
-use kernels::{Compute, Isa, Pool};
+use kernels::Pool;
 use model::chat::ChatTemplate;
-use model::config::Config;
-use model::tokenizer::{TokenKind, Tokenizer, Vocabulary};
-use model::weights::Weights;
-use model::{LoadOptions, Model};
 use serde_json::{Value, json};
 use server::{Served, ServerConfig, router};
 use spec::CostCurve;
+use testkit::byte_tokenizer;
 use tower::ServiceExt;
 
 /// The fixture's positions.
@@ -32,33 +28,9 @@ pub(crate) const LONG_CONTEXT: usize = 4096;
 pub(crate) const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}assistant:{% endif %}";
 
-/// 256 ids: id n is byte n, but for two control tokens (bytes that UTF-8 never uses).
-fn byte_tokenizer() -> Tokenizer {
-    let mut tokens: Vec<String> = (0..254).map(|byte| format!("<0x{byte:02X}>")).collect();
-    tokens.extend(["</s>".to_owned(), "<s>".to_owned()]);
-    let mut kinds = vec![TokenKind::Byte; 254];
-    kinds.extend([TokenKind::Control; 2]);
-    let vocabulary = Vocabulary {
-        file: "bytes".into(),
-        model: "llama".into(),
-        tokens,
-        kinds,
-        scores: vec![0.0; 256],
-        eos: vec![254],
-        add_bos: Some(false),
-        add_space_prefix: Some(false),
-        ..Vocabulary::default()
-    };
-    Tokenizer::from_vocabulary(vocabulary).unwrap()
-}
-
 fn start(context: usize, max_waiting: usize, speculation: Option<Speculation>) -> Service {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
     let pool = Pool::new(NonZeroUsize::MIN);
-    let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
-    let mut config = Config::from_dir(&dir).unwrap();
-    config.context = config.context.max(context);
-    let model = Model::load(&Weights::open_dir(&dir).unwrap(), config, &pool, options).unwrap();
+    let model = testkit::target_with("llama", &pool, |config| config.context = config.context.max(context));
     let options =
         ServiceOptions { kv_bytes: 4 << 20, context: Some(context), max_waiting, ..ServiceOptions::default() };
     Service::start(model, byte_tokenizer(), pool, options, speculation)

@@ -122,8 +122,8 @@ impl Questions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::byte_tokenizer;
     use super::*;
+    use testkit::byte_tokenizer;
 
     fn line(number: usize, category: Option<&str>, text: &str) -> Line {
         let category = category.map(str::to_owned);

@@ -1,16 +1,13 @@
 //! Measurements on the tiny model of the fixtures: what is counted in two ways is the same.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use engine::batch::ServiceOptions;
 use engine::measure_cost;
-use kernels::{Compute, Isa, KvFormat, Pool};
-use model::config::Config;
-use model::tokenizer::{TokenKind, Tokenizer, Vocabulary};
-use model::weights::Weights;
-use model::{LoadOptions, Model};
+use kernels::{KvFormat, Pool};
+use model::LoadOptions;
+use testkit::byte_tokenizer;
 
 use super::Drafters;
 use super::contest::{Checks, Contestant, Setup};
@@ -22,33 +19,11 @@ use crate::draft::{Allowance, Kind};
 use crate::load::Loaded;
 use crate::progress;
 
-/// A tokenizer of 256 ids: id n is byte n, but for two control tokens, bytes that UTF-8 never uses.
-pub(crate) fn byte_tokenizer() -> Tokenizer {
-    let mut tokens: Vec<String> = (0..254).map(|byte| format!("<0x{byte:02X}>")).collect();
-    tokens.extend(["</s>".to_owned(), "<s>".to_owned()]);
-    let mut kinds = vec![TokenKind::Byte; 254];
-    kinds.extend([TokenKind::Control; 2]);
-    let vocabulary = Vocabulary {
-        file: "bytes".into(),
-        model: "llama".into(),
-        tokens,
-        kinds,
-        scores: vec![0.0; 256],
-        eos: vec![254],
-        add_bos: Some(false),
-        add_space_prefix: Some(false),
-        ..Vocabulary::default()
-    };
-    Tokenizer::from_vocabulary(vocabulary).unwrap()
-}
-
 /// The tiny model of the fixtures.
 pub(crate) fn tiny() -> Loaded {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets/llama");
-    let (isa, compute, kv_format) = (Isa::detect(), Compute::F32, KvFormat::F16);
-    let pool = Pool::new(NonZeroUsize::MIN);
-    let weights = Weights::open_dir(&dir).unwrap();
-    let model = Model::load(&weights, Config::from_dir(&dir).unwrap(), &pool, LoadOptions { isa, compute }).unwrap();
+    let (pool, kv_format) = (Pool::new(NonZeroUsize::MIN), KvFormat::F16);
+    let model = testkit::target("llama", &pool);
+    let LoadOptions { isa, compute } = testkit::options();
     let (name, tokenizer, model) = ("tiny".into(), byte_tokenizer(), Arc::new(model));
     Loaded { name, bytes_on_disk: 0, model, tokenizer, template: None, pool, isa, compute, kv_format }
 }
