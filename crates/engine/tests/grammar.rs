@@ -1,14 +1,12 @@
 //! Outputs under grammars: whatever the logits, what is finished is a sentence, and everything else that ends an output
 //! keeps its meaning.
 
-mod common;
-
-use common::{EOS, byte_tokenizer};
 use engine::{
     CommitError, FinishReason, Grammar, GrammarCompiler, GrammarSource, Limits, Request, SampleError, Sampled,
     SamplingParams, Scratch,
 };
 use serde_json::{Value, json};
+use testkit::{EOS, byte_tokenizer};
 
 const CONTEXT: usize = 6000;
 

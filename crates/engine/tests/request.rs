@@ -1,12 +1,10 @@
 //! The commit function: where a request ends, and what text, tokens and usage are then.
 
-mod common;
-
-use common::{EOS, byte_tokenizer};
 use engine::{
     CommitError, Committed, FinishReason, Limits, Request, RequestError, Sampled, SamplingParams, Scratch, Usage,
 };
 use proptest::prelude::*;
+use testkit::{EOS, byte_tokenizer};
 
 const CONTEXT: usize = 64;
 

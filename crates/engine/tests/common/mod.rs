@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use kernels::Pool;
 use model::Model;
-pub(crate) use testkit::{EOS, byte_tokenizer};
+pub(crate) use testkit::byte_tokenizer;
 
 /// The tiny Llama of the fixtures, and a pool of so many threads.
 pub(crate) fn tiny_llama(threads: usize) -> (Model, Pool) {
