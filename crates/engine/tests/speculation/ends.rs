@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use engine::{FinishReason, SamplingParams};
 use kernels::PAGE;
+use testkit::EOS;
 
-use crate::common::EOS;
 use crate::support::*;
 
 /// An answer of 40 tokens, with a text that has drafts for it.
