@@ -1,13 +1,10 @@
 //! Models that draft for a model: what they say changes no answer, and a model that drafts for itself is always right.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 
-use common::{byte_tokenizer, tiny_llama};
 use draft::{DraftModel, DraftModelOptions};
 use engine::batch::{Event, Service, ServiceOptions, Speculation, Stats, Submission};
 use engine::{Drafting, Engine, EngineOptions, SamplingParams};
@@ -16,6 +13,7 @@ use model::config::Config;
 use model::weights::Weights;
 use model::{LoadOptions, Model};
 use spec::{CostCurve, Rule};
+use testkit::{byte_tokenizer, tiny_llama};
 
 const OPTIONS: DraftModelOptions = DraftModelOptions {
     name: "model",

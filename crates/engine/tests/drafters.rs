@@ -1,10 +1,7 @@
 //! Drafters without a model change no answer, alone, merged or chosen among, and with windows that are computed along.
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::{byte_tokenizer, tiny_llama};
 use draft::{
     Auto, Datastore, DatastoreBuilder, DatastoreOptions, Drafter, Lookahead, LookaheadOptions, Merged, Ngram,
     Predicted, Store, Suffix, SuffixOptions,
@@ -12,6 +9,7 @@ use draft::{
 use engine::batch::{Speculation, Stats};
 use engine::{Drafting, Engine, EngineOptions, SamplingParams};
 use spec::CostCurve;
+use testkit::{byte_tokenizer, tiny_llama};
 
 /// The answer to a prompt, and what was done for it. Rows cost next to nothing, so that whatever is proposed is checked.
 fn answer(params: &SamplingParams, drafter: Option<Box<dyn Drafter>>) -> (Vec<u32>, Stats) {

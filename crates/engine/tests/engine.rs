@@ -1,12 +1,10 @@
 //! Whole generations on the tiny Llama of the fixtures.
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::{byte_tokenizer, tiny_llama};
 use engine::{Delta, Drafting, Engine, EngineOptions, FinishReason, GenerateError, RequestError, SamplingParams};
 use kernels::KvFormat;
+use testkit::{byte_tokenizer, tiny_llama};
 
 const PROMPT: [u32; 40] = {
     let mut prompt = [0; 40];

@@ -1,16 +1,14 @@
 //! The acceptance rules through the whole engine: `ratio` gives the target's law and `typical` and `ratio` give its greedy
 //! text at temperature 0.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use common::{byte_tokenizer, tiny_llama};
 use draft::{Ask, DraftError, Drafter, Key, Round, Silence};
 use engine::batch::Speculation;
 use engine::{Drafting, Engine, EngineOptions, Generation, SamplingParams};
 use spec::{CostCurve, Distribution, Drawn, Proposal, Rule, Typical};
+use testkit::{byte_tokenizer, tiny_llama};
 
 const PROMPT: [u32; 8] = [10, 200, 31, 7, 99, 150, 42, 5];
 

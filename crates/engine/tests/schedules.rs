@@ -2,18 +2,16 @@
 //! of arrival, with too few pages, in any chunks, with and without the prefix cache, on one thread and on two, and with
 //! drafts of any quality.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::mpsc;
 
-use common::{byte_tokenizer, tiny_llama};
 use draft::{Ask, DraftError, Drafter, Key, Round, Silence};
 use engine::batch::{Event, Service, ServiceOptions, Speculation, Stats, Submission};
 use engine::{Drafting, FinishReason, GrammarCompiler, GrammarSource, SamplingParams};
 use kernels::{KvFormat, PAGE};
 use proptest::prelude::*;
 use spec::{CostCurve, Proposal};
+use testkit::{byte_tokenizer, tiny_llama};
 
 const CONTEXT: usize = 320;
 

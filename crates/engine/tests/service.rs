@@ -1,13 +1,11 @@
 //! A service as its callers meet it: events, limits, cancelling, failing, stopping.
 
-mod common;
-
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use common::{byte_tokenizer, tiny_llama};
 use engine::batch::{Event, Handle, RequestId, Service, ServiceOptions, Sink, Submission, SubmitError};
 use engine::{Drafting, FinishReason, RequestError, SamplingParams, Usage};
 use kernels::{KvFormat, PAGE};
+use testkit::{byte_tokenizer, tiny_llama};
 
 fn service(options: ServiceOptions) -> Service {
     let (model, pool) = tiny_llama(1);

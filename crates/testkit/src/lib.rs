@@ -3,6 +3,7 @@
 //! A room for what tests of more than one crate begin with. It is a dependency of tests alone, and panics where a fixture is
 //! not what it should be.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use kernels::{Compute, Isa, Pool};
@@ -39,6 +40,15 @@ pub fn target_with(name: &str, pool: &Pool, change: impl FnOnce(&mut Config)) ->
     change(&mut config);
     let weights = Weights::open_dir(&dir).expect("the fixture has weights");
     Model::load(&weights, config, pool, options()).expect("the fixture is a model")
+}
+
+/// The tiny Llama of the fixtures, and a pool of so many threads, at least one.
+///
+/// # Panics
+/// When the fixture is not there.
+pub fn tiny_llama(threads: usize) -> (Model, Pool) {
+    let pool = Pool::new(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN));
+    (target("llama", &pool), pool)
 }
 
 /// End of sequence of [`byte_tokenizer`].

@@ -335,18 +335,14 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
 }
 
 #[cfg(test)]
-#[path = "../../tests/common/mod.rs"]
-mod common;
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::params::SamplingParams;
     use kernels::KvFormat;
 
     fn runner() -> Runner {
-        let (model, pool) = common::tiny_llama(1);
-        let tokenizer = common::byte_tokenizer();
+        let (model, pool) = testkit::tiny_llama(1);
+        let tokenizer = testkit::byte_tokenizer();
         let options = BatchOptions {
             pages: Some(20),
             kv_format: KvFormat::F16,

@@ -5,12 +5,7 @@ use crate::history::History;
 use crate::params::SamplingParams;
 use crate::process::Scratch;
 use crate::sampler::Sampler;
-
-#[allow(clippy::duplicate_mod, reason = "the unit tests of the service have it too")]
-#[path = "../../tests/common/mod.rs"]
-mod common;
-
-use common::{EOS, byte_tokenizer};
+use testkit::{EOS, byte_tokenizer};
 
 fn row(state: &mut u64, spread: f32) -> Vec<f32> {
     let mut next = || {

@@ -6,8 +6,8 @@ use draft::{Ngram, Silence, Suffix, SuffixOptions};
 use engine::batch::{Event, RequestId, ServiceOptions, Sink};
 use engine::{Drafting, GrammarCompiler, GrammarSource, SamplingParams};
 
-use crate::common::byte_tokenizer;
 use crate::support::*;
+use testkit::byte_tokenizer;
 
 /// Eight requests of different lengths, seeds and temperatures.
 fn mixed() -> Vec<engine::batch::Submission> {
@@ -59,7 +59,7 @@ fn drafts_outlive_no_preemption() {
 }
 
 fn page_bytes() -> usize {
-    crate::common::tiny_llama(1).0.kv_layout(options().kv_format).bytes_per_page()
+    testkit::tiny_llama(1).0.kv_layout(options().kv_format).bytes_per_page()
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn a_character_that_two_rounds_share_comes_whole() {
     for depth in 1..=4 {
         // Drives the model along the text: it is greedy, and nothing else is allowed.
         let want: Vec<u32> = bytes.clone();
-        let grammar = engine::GrammarCompiler::new(&crate::common::byte_tokenizer())
+        let grammar = engine::GrammarCompiler::new(&testkit::byte_tokenizer())
             .unwrap()
             .compile(&engine::GrammarSource::Lark(format!("start: {text:?}")))
             .unwrap();

@@ -1,8 +1,6 @@
 //! Situations from which other engines have come out with wrong answers under speculative decoding. In each, the answers
 //! with drafts are to be those without, to the last bit of their log-probabilities.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod company;
 mod drafters;
 mod ends;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use draft::{Ngram, NgramOptions, Occurrence};
 use engine::{FinishReason, GrammarCompiler, GrammarSource, SamplingParams};
 
-use crate::common::byte_tokenizer;
 use crate::support::*;
+use testkit::byte_tokenizer;
 
 #[test]
 fn a_word_said_48_times_goes_on_as_without_drafts() {

@@ -8,7 +8,7 @@ use engine::batch::{Event, Handle, Service, ServiceOptions, Speculation, Stats, 
 use engine::{Drafting, FinishReason, SamplingParams, Usage};
 use spec::{CostCurve, Proposal};
 
-use crate::common::{byte_tokenizer, tiny_llama};
+use testkit::{byte_tokenizer, tiny_llama};
 
 /// What a drafter saw.
 #[derive(Debug, Default)]
