@@ -26,7 +26,7 @@ use followed::Requests;
 const MEMORY: f64 = 100.0;
 
 /// How often a draft of a model that is worth its while stands, given those before it.
-const HOPE: f64 = 0.8;
+const HOPE: f64 = 0.75;
 
 /// How a draft model is used.
 #[derive(Debug, Clone, Copy)]

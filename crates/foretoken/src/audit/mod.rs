@@ -58,8 +58,8 @@ pub(crate) struct AuditArgs {
     /// Threads to compute with
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2")]
     threads: Vec<NonZeroUsize>,
-    /// Tokens of an answer at most
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tokens of an answer at most; about three pages of memory, so that too little of it is felt
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Answers of the small model in each test of the law
     #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(1..))]
