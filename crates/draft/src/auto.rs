@@ -6,10 +6,12 @@ mod rated;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use kv::KvCache;
+use model::Tap;
 use spec::Proposal;
 
 use self::rated::{Mean, Rated};
-use crate::{Ask, DraftError, Drafter, Key, Outlook, Round, Silence, Verdict};
+use crate::{Ask, Computed, DraftError, Drafter, Key, Outlook, Round, Silence, Verdict};
 
 /// The share of a step's time that may go to trying drafters where they did not pay: it is what `auto` may lose.
 const TRYING: f64 = 0.005;
@@ -119,7 +121,7 @@ impl Auto {
     fn ask(
         &mut self,
         drafter: usize,
-        round: &Round<'_>,
+        round: &mut Round<'_>,
         asks: &[Ask<'_>],
         found: &mut [Found],
         worth: Worth,
@@ -160,7 +162,11 @@ impl Drafter for Auto {
         "auto"
     }
 
-    fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(
+        &mut self,
+        round: &mut Round<'_>,
+        asks: &[Ask<'_>],
+    ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         self.steps += 1;
         for rated in &mut self.drafters {
             asks.iter().for_each(|ask| rated.compare(ask.key, ask.tokens));
@@ -183,6 +189,24 @@ impl Drafter for Auto {
             Ok(proposal)
         });
         Ok(answers.collect())
+    }
+
+    fn taps(&self) -> Vec<Tap> {
+        self.drafters.iter().flat_map(|rated| rated.drafter.taps()).collect()
+    }
+
+    fn attach(&mut self, cache: &mut KvCache) {
+        self.drafters.iter_mut().for_each(|rated| rated.drafter.attach(cache));
+    }
+
+    fn slots_ahead(&self) -> usize {
+        self.drafters.iter().map(|rated| rated.drafter.slots_ahead()).max().unwrap_or(0)
+    }
+
+    /// One that fails is passed over.
+    fn computed(&mut self, computed: &mut Computed<'_>) -> Result<(), DraftError> {
+        let errors = self.drafters.iter_mut().filter_map(|rated| rated.drafter.computed(computed).err());
+        errors.last().map_or(Ok(()), Err)
     }
 
     fn judged(&mut self, key: Key, verdict: &Verdict<'_>) {

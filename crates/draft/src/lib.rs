@@ -4,10 +4,13 @@
 //! committed tokens of requests and nothing of the others; what it proposes changes how fast an answer comes and never
 //! what it says. Sampling, acceptance, pages of the target, scheduling and HTTP may not enter.
 
+#[cfg(test)]
+mod alone;
 mod auto;
 mod choose;
 mod datastore;
 mod draft_model;
+mod learned;
 mod lookahead;
 mod merged;
 mod ngram;
@@ -21,6 +24,7 @@ pub use datastore::{
     Datastore, DatastoreBuilder, DatastoreError, DatastoreOptions, DocumentError, Header, ORDER, Store,
 };
 pub use draft_model::{DraftModel, DraftModelOptions};
+pub use learned::{LearnedError, Target, is_learned, load as load_learned};
 pub use lookahead::{Lookahead, LookaheadOptions};
 pub use merged::Merged;
 pub use ngram::{Ngram, NgramOptions, Occurrence};
@@ -28,6 +32,8 @@ pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
 
 use kernels::Pool;
+use kv::{KvCache, Sequence};
+use model::{Segment, Tap};
 use spec::{Accepted, Proposal, Tree};
 
 /// Names a choice of a request to drafters. No two that a drafter ever sees are equal.
@@ -40,10 +46,11 @@ pub struct Key {
 }
 
 /// What a step lends to drafters.
-#[derive(Clone, Copy)]
 pub struct Round<'a> {
     /// The target's threads, which have nothing to do meanwhile. A drafter starts none of its own.
     pub pool: &'a Pool,
+    /// The target's keys and values, for the layers that a drafter has [attached](Drafter::attach) to them.
+    pub cache: &'a mut KvCache,
     /// Seconds that a step of the asking requests takes without drafts (their share, if others decode as well): a draft
     /// that stands saves what this is for each of them.
     pub step_seconds: f64,
@@ -68,6 +75,8 @@ pub struct Ask<'a> {
     pub remaining: usize,
     /// How the request chooses tokens.
     pub choose: &'a dyn Choose,
+    /// Where its tokens but the anchor lie in [`Round::cache`], and where the next ones will.
+    pub sequence: &'a Sequence,
 }
 
 impl Ask<'_> {
@@ -98,6 +107,18 @@ pub struct DraftError {
     pub drafter: &'static str,
     /// What happened.
     pub message: String,
+}
+
+/// What the target has computed, for drafters that look into it.
+pub struct Computed<'a> {
+    /// The target's threads.
+    pub pool: &'a Pool,
+    /// The target's keys and values, those of these rows included.
+    pub cache: &'a mut KvCache,
+    /// The hidden states that drafters asked for, with which each is: `[rows, hidden]`.
+    pub taps: &'a [(Tap, &'a [f32])],
+    /// Its rows, segment by segment: of prompts, anchors, and drafts, of which some will turn out not to stand.
+    pub batch: &'a [Segment<'a>],
 }
 
 /// What became of the part of a proposal that was checked.
@@ -135,12 +156,42 @@ pub trait Drafter: Send {
     /// Its name, as users write it.
     fn name(&self) -> &'static str;
 
+    /// The hidden states of the target that it reads.
+    fn taps(&self) -> Vec<Tap> {
+        Vec::new()
+    }
+
+    /// Attaches the layers that it keeps in the target's pages. Called once, before anything is computed.
+    fn attach(&mut self, cache: &mut KvCache) {
+        let _ = cache;
+    }
+
+    /// Slots beyond those of the committed tokens that a drafter writes to while it proposes for a request.
+    fn slots_ahead(&self) -> usize {
+        0
+    }
+
+    /// The target has computed rows. Whoever reads [hidden states](Drafter::taps) takes in what it needs of all of them:
+    /// pages that they are in may be found by other requests.
+    ///
+    /// # Errors
+    ///
+    /// [`DraftError`] when it could not: drafts may then be bad.
+    fn computed(&mut self, computed: &mut Computed<'_>) -> Result<(), DraftError> {
+        let _ = computed;
+        Ok(())
+    }
+
     /// Proposes for every request of a step, in the order of `asks`: `asks.len()` answers.
     ///
     /// # Errors
     ///
     /// [`DraftError`] when it cannot serve anybody.
-    fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError>;
+    fn propose(
+        &mut self,
+        round: &mut Round<'_>,
+        asks: &[Ask<'_>],
+    ) -> Result<Vec<Result<Proposal, Silence>>, DraftError>;
 
     /// What it would come to if it were asked for this request, one of `asks`. Who takes little time need not know.
     fn outlook(&self, round: &Round<'_>, asks: usize, ask: &Ask<'_>) -> Outlook {

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 
+use kv::KvCache;
+use model::Tap;
 use spec::{Accepted, Proposal};
 
-use crate::{Ask, DraftError, Drafter, Key, Outlook, Round, Silence, Verdict};
+use crate::{Ask, Computed, DraftError, Drafter, Key, Outlook, Round, Silence, Verdict};
 
 /// Has all of several drafters' proposals checked in one tree, in which equal beginnings are one path. Where [`Auto`] takes
 /// the best guess, this takes all: it pays where rows are cheap and the drafters disagree.
@@ -30,7 +32,11 @@ impl Drafter for Merged {
         "merged"
     }
 
-    fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(
+        &mut self,
+        round: &mut Round<'_>,
+        asks: &[Ask<'_>],
+    ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         let drafters = self.drafters.len();
         let mut merged: Vec<Result<Proposal, Silence>> = vec![Err(Silence::NoMatch); asks.len()];
         let mut nodes: Vec<Vec<Option<Vec<usize>>>> = vec![vec![None; drafters]; asks.len()];
@@ -63,6 +69,24 @@ impl Drafter for Merged {
         }
         self.nodes.extend(asks.iter().map(|ask| ask.key).zip(nodes));
         Ok(merged)
+    }
+
+    fn taps(&self) -> Vec<Tap> {
+        self.drafters.iter().flat_map(|drafter| drafter.taps()).collect()
+    }
+
+    fn attach(&mut self, cache: &mut KvCache) {
+        self.drafters.iter_mut().for_each(|drafter| drafter.attach(cache));
+    }
+
+    fn slots_ahead(&self) -> usize {
+        self.drafters.iter().map(|drafter| drafter.slots_ahead()).max().unwrap_or(0)
+    }
+
+    /// One that fails is passed over.
+    fn computed(&mut self, computed: &mut Computed<'_>) -> Result<(), DraftError> {
+        let errors = self.drafters.iter_mut().filter_map(|drafter| drafter.computed(computed).err());
+        errors.last().map_or(Ok(()), Err)
     }
 
     /// All take their time, and the best of them brings what is brought.
@@ -165,7 +189,11 @@ mod tests {
             "script"
         }
 
-        fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        fn propose(
+            &mut self,
+            _: &mut Round<'_>,
+            asks: &[Ask<'_>],
+        ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
             if self.fails {
                 return Err(DraftError { drafter: "script", message: "it is lost".into() });
             }
@@ -180,10 +208,19 @@ mod tests {
     }
 
     fn propose(merged: &mut Merged) -> Result<Result<Proposal, Silence>, DraftError> {
-        let ask =
-            Ask { key: KEY, tokens: &[9], prompt: 1, predicted: &[], max_drafts: 8, remaining: 64, choose: &Greedy };
-        let round = Round { pool: &Pool::new(NonZeroUsize::MIN), step_seconds: 1.0, row_seconds: 0.1 };
-        merged.propose(&round, &[ask]).map(|mut answers| answers.remove(0))
+        let ask = Ask {
+            key: KEY,
+            tokens: &[9],
+            prompt: 1,
+            predicted: &[],
+            max_drafts: 8,
+            remaining: 64,
+            choose: &Greedy,
+            sequence: &crate::alone::NOWHERE,
+        };
+        let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
+        let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
+        merged.propose(&mut round, &[ask]).map(|mut answers| answers.remove(0))
     }
 
     fn merged(scripts: &[Script]) -> Merged {
@@ -238,7 +275,11 @@ mod tests {
             fn name(&self) -> &'static str {
                 "listener"
             }
-            fn propose(&mut self, _: &Round<'_>, _: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+            fn propose(
+                &mut self,
+                _: &mut Round<'_>,
+                _: &[Ask<'_>],
+            ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
                 let mut proposal = Proposal::new(9);
                 proposal.add_probe(0, self.0, 0.5, true).unwrap();
                 Ok(vec![Ok(proposal)])

@@ -81,7 +81,7 @@ impl Drafter for Ngram {
         "ngram"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| self.draft(ask)).collect())
     }
 
@@ -109,8 +109,16 @@ mod tests {
 
     fn drafts(tokens: &[u32], options: NgramOptions) -> Vec<u32> {
         let key = Key { request: 0, choice: 0 };
-        let ask =
-            Ask { key, tokens, prompt: tokens.len(), predicted: &[], max_drafts: 100, remaining: 100, choose: &Greedy };
+        let ask = Ask {
+            key,
+            tokens,
+            prompt: tokens.len(),
+            predicted: &[],
+            max_drafts: 100,
+            remaining: 100,
+            choose: &Greedy,
+            sequence: &crate::alone::NOWHERE,
+        };
         let proposal = Ngram(options).draft(&ask);
         proposal.map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
@@ -143,6 +151,7 @@ mod tests {
             max_drafts: 2,
             remaining: 64,
             choose: &Greedy,
+            sequence: &crate::alone::NOWHERE,
         };
         assert_eq!(Ngram::default().draft(&ask).unwrap().tree().tokens(), [1, 2, 3]);
     }

@@ -45,7 +45,7 @@ impl Drafter for Predicted {
         "predicted"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(Self::draft).collect())
     }
 
@@ -67,6 +67,7 @@ mod tests {
             max_drafts,
             remaining: 64,
             choose: &Greedy,
+            sequence: &crate::alone::NOWHERE,
         };
         Predicted::draft(&ask).map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }

@@ -61,7 +61,7 @@ impl Drafter for Suffix {
         "suffix"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| self.draft(ask)).collect())
     }
 
@@ -88,7 +88,16 @@ mod tests {
     const KEY: Key = Key { request: 3, choice: 0 };
 
     fn drafts(suffix: &mut Suffix, tokens: &[u32]) -> Vec<u32> {
-        let ask = Ask { key: KEY, tokens, prompt: 1, predicted: &[], max_drafts: 8, remaining: 64, choose: &Greedy };
+        let ask = Ask {
+            key: KEY,
+            tokens,
+            prompt: 1,
+            predicted: &[],
+            max_drafts: 8,
+            remaining: 64,
+            choose: &Greedy,
+            sequence: &crate::alone::NOWHERE,
+        };
         suffix.draft(&ask).map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
 

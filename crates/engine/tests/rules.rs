@@ -60,7 +60,7 @@ impl Drafter for Sketchy {
         "sketchy"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| Ok(self.tree(ask))).collect())
     }
 

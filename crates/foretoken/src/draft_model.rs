@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use draft::{DraftModel, DraftModelOptions, Drafter};
-use model::Model;
+use model::{LoadOptions, Model};
 
 use crate::cost_cache::{self, Measured};
 use crate::draft::Allowance;
@@ -19,11 +19,18 @@ const READ_AHEAD: usize = 256;
 const MIN_SURVIVAL: f64 = 0.05;
 
 impl Allowance {
-    /// A drafter that is another model, of this name.
+    /// A drafter that is another model, or was trained for the target, of this name.
     ///
     /// # Errors
     /// When the model cannot be had, read or run here, or has another tokenizer than the target.
     pub(crate) fn other(self, name: &str, target: &Loaded) -> Result<Box<dyn Drafter>> {
+        if let Some(dir) = load::learned_draft(name)? {
+            let (model, vocab) = (&target.model, target.model.config().vocab.min(target.tokenizer.vocab_size()));
+            let drafts_for = draft::Target { model, vocab, kv_format: target.kv_format };
+            let options = LoadOptions { isa: target.isa, compute: target.compute };
+            let context = || format!("cannot draft with {name}");
+            return draft::load_learned(&dir, drafts_for, &target.pool, options).with_context(context);
+        }
         let draft = load::load_draft(name, target)?;
         let measured = Measured { name: &draft.name, bytes_on_disk: draft.bytes_on_disk, model: &draft.model };
         self.drafter("model", measured, target)

@@ -1,6 +1,7 @@
 //! What every subcommand that runs a model shares: its options, and the way from a name to a loaded model.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -141,6 +142,18 @@ pub(crate) fn load_draft(name: &str, target: &Loaded) -> Result<LoadedDraft> {
     let options = LoadOptions { isa: target.isa, compute: target.compute };
     let model = Model::load(&weights, config, &target.pool, options).with_context(context)?;
     Ok(LoadedDraft { bytes_on_disk: weights.bytes_on_disk(), model: Arc::new(model), name })
+}
+
+/// The directory of a drafter that was trained for a target, if this is one and no model of its own. It is fetched if it
+/// must be.
+///
+/// # Errors
+/// When the name names nothing, or it cannot be fetched or read.
+pub(crate) fn learned_draft(name: &str) -> Result<Option<PathBuf>> {
+    let Located { kind, name } = locate(Some(name))?;
+    let Kind::Directory(dir) = kind else { return Ok(None) };
+    let learned = draft::is_learned(&dir).with_context(|| format!("cannot draft with {name}"))?;
+    Ok(learned.then_some(dir))
 }
 
 /// Finds or fetches the model of that name, or the default one, with a progress bar on stderr.

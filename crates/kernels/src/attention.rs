@@ -58,6 +58,8 @@ pub struct Attention {
     pub scale: f32,
     /// How many positions a row sees, its own included. `None`: all.
     pub window: Option<usize>,
+    /// Positions below this are seen by no row.
+    pub first: usize,
 }
 
 impl Attention {
@@ -111,7 +113,7 @@ impl Attention {
                 // SAFETY: an item is one row and a range of its heads; no two items share a head of a row.
                 let out = unsafe { out.slice(start + columns.start..start + columns.end) };
                 let q = &q.data[row * q.stride..][columns];
-                let keys = Keys::new(store, rows[row], first_head / split.group, self.window, &mut scratch.tiles);
+                let keys = Keys::new(store, rows[row], first_head / split.group, self, &mut scratch.tiles);
                 lanes::run(isa, Heads { q, scale: self.scale, keys, q_scaled: &mut scratch.q, out });
             }
         };

@@ -135,7 +135,7 @@ impl Case {
 
     fn attend(&self, pool: &Pool, isa: Isa, rows: &[AttentionRow<'_>], q: &[f32]) -> Vec<f32> {
         let heads = self.shape.kv_heads * self.shape.group;
-        let attention = Attention { heads, scale: 0.3, window: self.shape.window };
+        let attention = Attention { heads, scale: 0.3, window: self.shape.window, first: 0 };
         let mut out = vec![f32::NAN; rows.len() * self.width()];
         let stride = self.width();
         let (from, to) = (Strided { data: q, stride }, Strided { data: &mut out[..], stride });
@@ -281,7 +281,7 @@ fn strides_are_honoured() {
         layer.append(&pool(1), isa, &[slot_in(1, 0), slot_in(0, 0)], column(8), column(16));
         let row = |table| AttentionRow { table, position: 0, prefix: 1, path: &[] };
         let mut out = [7.0; 2 * 10];
-        let attention = Attention { heads: 1, scale: 1.0, window: None };
+        let attention = Attention { heads: 1, scale: 1.0, window: None, first: 0 };
         let to = Strided { data: &mut out[..], stride: 10 };
         attention.attend(&pool(2), isa, &layer, &[row(&[1]), row(&[0])], column(0), to);
         // One key each: the result is its value.
@@ -301,7 +301,7 @@ fn half_precision_saturates() {
         layer.append(&pool(1), isa, &[slot_in(0, 3)], all(&k[..]), all(&v[..]));
         let row = AttentionRow { table: &[0], position: 3, prefix: 4, path: &[] };
         let mut out = [0.0; 10];
-        let attention = Attention { heads: 1, scale: 1.0, window: Some(1) };
+        let attention = Attention { heads: 1, scale: 1.0, window: Some(1), first: 0 };
         let to = Strided { data: &mut out[..], stride: 10 };
         attention.attend(&pool(1), isa, &layer, &[row], Strided { data: &[1.0; 10], stride: 10 }, to);
         let most = 65504.0;
@@ -320,9 +320,41 @@ fn the_window_counts_the_row_itself() {
         layer.append(&pool(1), isa, &slots, Strided { data: &k, stride: 2 }, Strided { data: &v, stride: 2 });
         let row = AttentionRow { table: &[0, 1], position: 19, prefix: 20, path: &[] };
         let mut out = [0.0; 2];
-        let attention = Attention { heads: 1, scale: 1.0, window: Some(12) };
+        let attention = Attention { heads: 1, scale: 1.0, window: Some(12), first: 0 };
         let to = Strided { data: &mut out[..], stride: 2 };
         attention.attend(&pool(1), isa, &layer, &[row], Strided { data: &[1.0; 2], stride: 2 }, to);
         assert_eq!(out, [(8..20).sum::<i32>() as f32 / 12.0, 1.0], "{isa}");
+    }
+}
+
+/// Positions below the first are seen by nobody, in a window or without one.
+#[test]
+fn nobody_sees_below_the_first_position() {
+    for (isa, window) in Isa::available().into_iter().flat_map(|isa| [(isa, None), (isa, Some(30))]) {
+        let mut layer = KvLayer::new(KvFormat::F32, 2, 1, 2);
+        let slots: Vec<KvSlot> = (0..20).map(|s| slot_in(s / 16, s as usize % 16)).collect();
+        let v: Vec<f32> = (0..20).flat_map(|s| [if s < 3 { f32::NAN } else { s as f32 }, 1.0]).collect();
+        let k = [0.0; 40];
+        layer.append(&pool(1), isa, &slots, Strided { data: &k, stride: 2 }, Strided { data: &v, stride: 2 });
+        let row = AttentionRow { table: &[0, 1], position: 18, prefix: 19, path: &[] };
+        let mut out = [0.0; 2];
+        let attention = Attention { heads: 1, scale: 1.0, window, first: 3 };
+        let to = Strided { data: &mut out[..], stride: 2 };
+        attention.attend(&pool(1), isa, &layer, &[row], Strided { data: &[1.0; 2], stride: 2 }, to);
+        assert_eq!(out, [(3..19).sum::<i32>() as f32 / 16.0, 1.0], "{isa}");
+    }
+}
+
+#[test]
+fn what_is_kept_can_be_read() {
+    for format in [KvFormat::F16, KvFormat::F32] {
+        let mut layer = KvLayer::new(format, 2, 2, 10);
+        let numbers = |from: u32| (from..from + 20).map(|n| n as f32 / 8.0).collect::<Vec<f32>>();
+        let (k, v) = (numbers(1), numbers(100));
+        let all = |data| Strided { data, stride: 20 };
+        layer.append(&pool(1), Isa::detect(), &[slot_in(1, 5)], all(&k[..]), all(&v[..]));
+        let (mut found_k, mut found_v) = (vec![0.0; 20], vec![0.0; 20]);
+        layer.read(slot_in(1, 5), &mut found_k, &mut found_v);
+        assert_eq!((found_k, found_v), (k, v), "{format:?}");
     }
 }

@@ -18,6 +18,22 @@ pub struct OutOfPages {
     pub free: usize,
 }
 
+/// Layers that lie beside the model's own in the pages of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attached {
+    first: usize,
+    layout: Layout,
+}
+
+/// The layers of one shape in a cache, to be read and written.
+#[derive(Debug)]
+pub struct Layers<'a> {
+    /// Their shape.
+    pub layout: Layout,
+    /// `[layout.layers]`
+    pub layers: &'a mut [KvLayer],
+}
+
 /// What a cache has done since it was made. The counts only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -32,10 +48,15 @@ pub struct Counts {
 }
 
 /// The K/V memory of one model: its pages, who refers to them, and which of them hold a known text.
+///
+/// Other layers can be [attached](KvCache::attach): what a drafter knows of a position then lies in the position's own
+/// page, is found with it, copied with it and goes with it.
 #[derive(Debug)]
 pub struct KvCache {
     layout: Layout,
+    /// The model's own, and then those that are attached.
     layers: Vec<KvLayer>,
+    attached: Vec<Attached>,
     pages: Pages,
     prefixes: Prefixes,
     counts: Counts,
@@ -51,7 +72,52 @@ impl KvCache {
         let Layout { layers, kv_heads, head_dim, format } = layout;
         let layers = (0..layers).map(|_| KvLayer::new(format, pages, kv_heads, head_dim)).collect();
         let (pages, prefixes) = (Pages::new(count), Prefixes::default());
-        KvCache { layout, layers, pages, prefixes, counts: Counts::default() }
+        KvCache { layout, layers, attached: Vec::new(), pages, prefixes, counts: Counts::default() }
+    }
+
+    /// A cache of the same shape, with the same layers attached, of which all pages are free.
+    pub fn anew(&self) -> KvCache {
+        let mut cache = KvCache::new(self.layout, self.total_pages());
+        for attached in &self.attached {
+            cache.attach(attached.layout);
+        }
+        cache
+    }
+
+    /// Adds layers of another shape to every page. What a page holds in them follows it from now on; nothing is in them
+    /// yet, so that whoever attaches them does so before a page is remembered.
+    pub fn attach(&mut self, layout: Layout) -> Attached {
+        let Layout { layers, kv_heads, head_dim, format } = layout;
+        let (attached, pages) = (Attached { first: self.layers.len(), layout }, self.total_pages());
+        self.layers.extend((0..layers).map(|_| KvLayer::new(format, pages, kv_heads, head_dim)));
+        self.attached.push(attached);
+        attached
+    }
+
+    /// The model's own layers.
+    pub fn layers(&mut self) -> Layers<'_> {
+        Layers { layout: self.layout, layers: &mut self.layers[..self.layout.layers] }
+    }
+
+    /// Layers that were attached to this cache.
+    ///
+    /// # Panics
+    /// When they were attached to another cache that has more of them.
+    pub fn attached(&mut self, attached: &Attached) -> Layers<'_> {
+        let Attached { first, layout } = *attached;
+        Layers { layout, layers: &mut self.layers[first..first + layout.layers] }
+    }
+
+    /// Layers that were attached to this cache one after the other.
+    ///
+    /// # Panics
+    /// When they were attached to another cache that has more of them, or in another order.
+    pub fn attached_two(&mut self, [one, other]: &[Attached; 2]) -> [Layers<'_>; 2] {
+        let (first, second) = self.layers.split_at_mut(other.first);
+        [
+            Layers { layout: one.layout, layers: &mut first[one.first..one.first + one.layout.layers] },
+            Layers { layout: other.layout, layers: &mut second[..other.layout.layers] },
+        ]
     }
 
     /// The shape of the K/V.

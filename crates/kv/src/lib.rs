@@ -14,7 +14,7 @@ mod pages;
 mod prefix;
 mod sequence;
 
-pub use cache::{Counts, KvCache, OutOfPages};
+pub use cache::{Attached, Counts, KvCache, Layers, OutOfPages};
 pub use layout::Layout;
 pub use prefix::Salt;
 pub use sequence::Sequence;

@@ -15,8 +15,8 @@ pub struct Sequence {
 
 impl Sequence {
     /// A sequence without positions.
-    pub fn new() -> Sequence {
-        Sequence::default()
+    pub const fn new() -> Sequence {
+        Sequence { table: Vec::new(), len: 0 }
     }
 
     /// Positions that have a slot: all below this.

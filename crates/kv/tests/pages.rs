@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{LAYOUT, grow, holds, pool};
-use kernels::KvSlot;
-use kv::{KvCache, OutOfPages, Salt, Sequence};
+use common::{LAYOUT, grow, holds, new_cache, pool};
+use kernels::{KvLayer, KvSlot};
+use kv::{KvCache, Layers, Layout, OutOfPages, Salt, Sequence};
 
 /// A text of `len` tokens that no other `seed` gives.
 fn text(seed: u32, len: usize) -> Vec<u32> {
@@ -29,7 +29,7 @@ fn found(cache: &mut KvCache, text: &[u32], salt: &Salt) -> usize {
 
 #[test]
 fn positions_have_their_place_in_a_page() {
-    let mut cache = KvCache::new(LAYOUT, 3);
+    let mut cache = new_cache(3);
     let mut sequence = Sequence::new();
     cache.reserve(&mut sequence, 40).unwrap();
     let table = sequence.table().to_vec();
@@ -49,7 +49,7 @@ fn a_page_has_k_and_v_of_all_layers() {
 
 #[test]
 fn a_fork_that_goes_its_own_way_copies_one_page() {
-    let (pool, mut cache) = (pool(), KvCache::new(LAYOUT, 8));
+    let (pool, mut cache) = (pool(), new_cache(8));
     let (mut first, mut text) = (Sequence::new(), text(0, 40));
     grow(&pool, &mut cache, &mut first, &text);
     let mut second = cache.fork(&first);
@@ -75,7 +75,7 @@ fn a_fork_that_goes_its_own_way_copies_one_page() {
 
 #[test]
 fn a_fork_at_the_end_of_a_page_copies_nothing() {
-    let (pool, mut cache) = (pool(), KvCache::new(LAYOUT, 4));
+    let (pool, mut cache) = (pool(), new_cache(4));
     let (mut first, text) = (Sequence::new(), text(0, 32));
     grow(&pool, &mut cache, &mut first, &text);
     let mut second = cache.fork(&first);
@@ -86,7 +86,7 @@ fn a_fork_at_the_end_of_a_page_copies_nothing() {
 
 #[test]
 fn without_a_page_for_the_copy_nothing_is_taken() {
-    let mut cache = KvCache::new(LAYOUT, 2);
+    let mut cache = new_cache(2);
     let mut first = Sequence::new();
     cache.reserve(&mut first, 20).unwrap();
     let mut second = cache.fork(&first);
@@ -98,7 +98,7 @@ fn without_a_page_for_the_copy_nothing_is_taken() {
 
 #[test]
 fn a_prefix_is_found_in_whole_pages_and_never_to_the_last_token() {
-    let (mut cache, salt) = (KvCache::new(LAYOUT, 8), Salt::default());
+    let (mut cache, salt) = (new_cache(8), Salt::default());
     leave(&mut cache, &text(0, 40), &salt);
     let lens = [0, 1, 16, 17, 32, 33, 40];
     let lens = lens.map(|len| found(&mut cache, &text(0, len), &salt));
@@ -114,7 +114,7 @@ fn a_prefix_is_found_in_whole_pages_and_never_to_the_last_token() {
 
 #[test]
 fn only_computed_tokens_are_remembered() {
-    let (mut cache, salt) = (KvCache::new(LAYOUT, 8), Salt::default());
+    let (mut cache, salt) = (new_cache(8), Salt::default());
     let mut sequence = Sequence::new();
     cache.reserve(&mut sequence, 64).unwrap();
     cache.remember(&mut sequence, &text(0, 31), &salt);
@@ -127,14 +127,14 @@ fn only_computed_tokens_are_remembered() {
 #[test]
 fn another_salt_never_finds() {
     let salts = [None, Some(""), Some("a"), Some("b")].map(Salt::new);
-    let (mut cache, text) = (KvCache::new(LAYOUT, 9), text(0, 33));
+    let (mut cache, text) = (new_cache(9), text(0, 33));
     for (index, salt) in salts.iter().enumerate() {
         assert_eq!(found(&mut cache, &text, salt), 0);
         leave(&mut cache, &text, salt);
         assert_eq!(cache.findable_pages(), 2 * (index + 1));
     }
     // A page that was found under one salt is not to be had under another.
-    let mut cache = KvCache::new(LAYOUT, 8);
+    let mut cache = new_cache(8);
     leave(&mut cache, &text, &salts[2]);
     let mut sequence = cache.match_prefix(&text, &salts[2]);
     cache.remember(&mut sequence, &text, &salts[3]);
@@ -146,7 +146,7 @@ fn longest_idle_goes_first_and_of_a_text_its_tail() {
     let salt = Salt::default();
     let texts = [text(1, 49), text(2, 33)];
     let after = |pages: usize| {
-        let mut cache = KvCache::new(LAYOUT, 5);
+        let mut cache = new_cache(5);
         leave(&mut cache, &texts[0][..48], &salt);
         leave(&mut cache, &texts[1][..32], &salt);
         // A page that is asked for is not idle for long.
@@ -160,7 +160,7 @@ fn longest_idle_goes_first_and_of_a_text_its_tail() {
 
 #[test]
 fn pages_in_use_are_never_evicted() {
-    let (pool, mut cache, salt) = (pool(), KvCache::new(LAYOUT, 4), Salt::default());
+    let (pool, mut cache, salt) = (pool(), new_cache(4), Salt::default());
     leave(&mut cache, &text(0, 64), &salt);
     assert_eq!((cache.free_pages(), cache.cached_pages()), (4, 4));
     let held = cache.match_prefix(&text(0, 33), &salt);
@@ -174,7 +174,7 @@ fn pages_in_use_are_never_evicted() {
 
 #[test]
 fn a_text_that_two_compute_at_once_ends_up_in_the_same_pages() {
-    let (pool, mut cache, salt) = (pool(), KvCache::new(LAYOUT, 8), Salt::default());
+    let (pool, mut cache, salt) = (pool(), new_cache(8), Salt::default());
     let mut sequences = [Sequence::new(), Sequence::new()];
     let texts = [text(0, 40), [text(0, 32), text(1, 16)].concat()];
     for (sequence, text) in sequences.iter_mut().zip(&texts) {
@@ -193,7 +193,7 @@ fn a_text_that_two_compute_at_once_ends_up_in_the_same_pages() {
 
 #[test]
 fn a_sequence_that_steps_back_into_a_findable_page_leaves_it_findable() {
-    let (pool, mut cache, salt) = (pool(), KvCache::new(LAYOUT, 4), Salt::default());
+    let (pool, mut cache, salt) = (pool(), new_cache(4), Salt::default());
     let (mut sequence, text) = (Sequence::new(), text(0, 33));
     grow(&pool, &mut cache, &mut sequence, &text[..32]);
     cache.remember(&mut sequence, &text[..32], &salt);
@@ -207,11 +207,26 @@ fn a_sequence_that_steps_back_into_a_findable_page_leaves_it_findable() {
 
 #[test]
 fn a_sequence_alone_can_have_all_pages() {
-    let (pool, mut cache, salt) = (pool(), KvCache::new(LAYOUT, 2), Salt::default());
+    let (pool, mut cache, salt) = (pool(), new_cache(2), Salt::default());
     let (mut sequence, text) = (Sequence::new(), text(0, 32));
     grow(&pool, &mut cache, &mut sequence, &text);
     cache.remember(&mut sequence, &text, &salt);
     cache.truncate(&mut sequence, 20);
     cache.reserve(&mut sequence, 32).unwrap();
     assert_eq!((cache.free_pages(), cache.findable_pages(), cache.counts().copied_pages), (0, 1, 0));
+}
+
+#[test]
+fn attached_layers_are_apart_and_come_along_into_a_new_cache() {
+    let mut cache = KvCache::new(LAYOUT, 3);
+    let layouts = [1, 3].map(|layers| Layout { layers, kv_heads: layers, ..LAYOUT });
+    let both = layouts.map(|layout| cache.attach(layout));
+    let mut anew = cache.anew();
+    for cache in [&mut cache, &mut anew] {
+        assert_eq!((cache.layers().layout, cache.layers().layers.len()), (LAYOUT, LAYOUT.layers));
+        let heads = |kv: Layers<'_>| kv.layers.iter().map(KvLayer::kv_heads).collect::<Vec<_>>();
+        assert_eq!(both.map(|attached| heads(cache.attached(&attached))), [vec![1], vec![3; 3]]);
+        assert_eq!(cache.attached_two(&both).map(heads), [vec![1], vec![3; 3]]);
+        assert_eq!((cache.total_pages(), cache.free_pages()), (3, 3));
+    }
 }

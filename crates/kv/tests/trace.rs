@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{LAYOUT, holds, pool, write};
+use common::{holds, new_cache, pool, write};
 use kernels::{PAGE, Pool};
 use kv::{Counts, KvCache, OutOfPages, Salt, Sequence};
 use proptest::prelude::*;
@@ -64,7 +64,7 @@ impl Trace {
     fn new(pages: usize) -> Trace {
         Trace {
             pool: pool(),
-            cache: KvCache::new(LAYOUT, pages),
+            cache: new_cache(pages),
             sequences: (0..SEQUENCES).map(|_| Sequence::new()).collect(),
             texts: vec![Vec::new(); SEQUENCES],
             findable: Vec::new(),

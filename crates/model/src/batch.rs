@@ -18,16 +18,49 @@ pub struct Segment<'a> {
     pub logits: Logits<'a>,
 }
 
+impl<'a> Segment<'a> {
+    /// The slot of the position before a row's; `None` for a first one.
+    fn before(&self, row: usize) -> Option<usize> {
+        match self.visibility {
+            Visibility::Causal | Visibility::Block => (self.start + row).checked_sub(1),
+            Visibility::Tree { parents } => match parents[row] {
+                Some(parent) => Some(self.start + parent as usize),
+                None => self.start.checked_sub(1),
+            },
+            Visibility::Paths { prefix, paths } => match &paths[row][..] {
+                [.., parent, _] => Some(*parent as usize),
+                _ => prefix.checked_sub(1),
+            },
+        }
+    }
+
+    /// The segment but for the row of position 0, of which no logits are wanted.
+    pub(crate) fn without_first_position(&self) -> Segment<'a> {
+        let skipped = usize::from(self.start == 0 && !self.tokens.is_empty());
+        // Only a text that is read begins at 0, and that is causal.
+        Segment { start: self.start + skipped, tokens: &self.tokens[skipped..], logits: Logits::None, ..*self }
+    }
+}
+
 /// What rows of a segment see beside the committed prefix.
 #[derive(Debug, Clone, Copy)]
 pub enum Visibility<'a> {
     /// Row `i` is at position `start + i` and sees the rows before it.
     Causal,
+    /// Row `i` is at position `start + i` and sees all rows of the segment, those after it too.
+    Block,
     /// Row `i` sees its ancestors: `parents[i]` is an earlier row, or `None` for a row that follows the prefix. Its
     /// position is the number of its ancestors past `start`.
     Tree {
         /// Each row's parent, `[rows]`.
         parents: &'a [Option<u32>],
+    },
+    /// Row `i` sees `prefix` positions and then those of its path, which may have been computed in earlier forwards.
+    Paths {
+        /// Committed tokens, in the slots of the same number.
+        prefix: usize,
+        /// For each row the slots of its ancestors past the prefix and its own, which is `start + i`: `[rows]`.
+        paths: &'a [Vec<u32>],
     },
 }
 
@@ -67,6 +100,8 @@ pub enum ForwardError {
     Room { room: usize, need: usize },
     #[error("a tree of {rows} rows has {parents} parents")]
     TreeSize { rows: usize, parents: usize },
+    #[error("the path of row {row} does not end at the row")]
+    Path { row: usize },
     #[error("row {row} of a tree has the parent {parent}, which is not an earlier row")]
     Parent { row: usize, parent: u32 },
     #[error("logits of row {row} are wanted of a segment of {rows} rows")]
@@ -83,6 +118,8 @@ pub(crate) struct Plan {
     pub(crate) tokens: Vec<u32>,
     pub(crate) positions: Vec<u32>,
     pub(crate) slots: Vec<KvSlot>,
+    /// Where the position before each row's lies; `None` for a first one.
+    pub(crate) before: Vec<Option<KvSlot>>,
     /// Rows whose logits are wanted, in the order wanted.
     pub(crate) logit_rows: Vec<usize>,
     /// Each row's segment.
@@ -99,6 +136,7 @@ impl Plan {
         self.tokens.clear();
         self.positions.clear();
         self.slots.clear();
+        self.before.clear();
         self.logit_rows.clear();
         self.segments.clear();
         self.paths.clear();
@@ -120,6 +158,7 @@ impl Plan {
                 }
                 self.positions.push(position as u32);
                 self.slots.push(segment.sequence.slot(segment.start + row));
+                self.before.push(segment.before(row).map(|slot| segment.sequence.slot(slot)));
                 self.segments.push(index);
             }
             self.add_logits(segment.logits, first, rows)?;
@@ -131,7 +170,7 @@ impl Plan {
     fn add_row(&mut self, segment: &Segment<'_>, row: usize) -> Result<usize, ForwardError> {
         let (start, begin) = (segment.start, self.paths.len());
         let position = match segment.visibility {
-            Visibility::Causal => start + row,
+            Visibility::Causal | Visibility::Block => start + row,
             Visibility::Tree { parents } => {
                 let rows = segment.tokens.len();
                 if parents.len() != rows {
@@ -148,6 +187,14 @@ impl Plan {
                 }
                 self.paths.push((start + row) as u32);
                 start + self.paths.len() - begin - 1
+            }
+            Visibility::Paths { prefix, paths } => {
+                let path = paths.get(row).map_or(&[][..], Vec::as_slice);
+                if path.last() != Some(&((start + row) as u32)) {
+                    return Err(ForwardError::Path { row });
+                }
+                self.paths.extend_from_slice(path);
+                prefix + path.len() - 1
             }
         };
         self.path_ranges.push((begin, self.paths.len()));
@@ -174,8 +221,15 @@ impl Plan {
         let row = |row: usize| {
             let segment = &batch[self.segments[row]];
             let (from, to) = self.path_ranges[row];
-            let position = self.positions[row] as usize;
-            let prefix = if from == to { position + 1 } else { segment.start };
+            let position = match segment.visibility {
+                Visibility::Block => segment.start + segment.tokens.len() - 1,
+                _ => self.positions[row] as usize,
+            };
+            let prefix = match segment.visibility {
+                Visibility::Causal | Visibility::Block => position + 1,
+                Visibility::Tree { .. } => segment.start,
+                Visibility::Paths { prefix, .. } => prefix,
+            };
             AttentionRow { table: segment.sequence.table(), position, prefix, path: &self.paths[from..to] }
         };
         (0..self.tokens.len()).map(row).collect()

@@ -19,6 +19,6 @@ pub mod transformer;
 pub mod weights;
 
 pub use batch::{ForwardError, Logits, Segment, Tap, Visibility};
-pub use load::{LoadError, LoadOptions};
+pub use load::{Linear, LoadError, LoadOptions, Loader};
 pub use mmap::Mapped;
-pub use transformer::{Model, Output, SkipError, Workspace};
+pub use transformer::{Backbone, Eagle, EagleShape, Model, Output, SkipError, Workspace};

@@ -30,26 +30,47 @@ pub struct LoadOptions {
 }
 
 /// A matrix `[out, in]` and what is added to its result.
-pub(crate) struct Linear {
-    pub(crate) matrix: Matrix,
+pub struct Linear {
+    /// The matrix.
+    pub matrix: Matrix,
     /// `[out]`
-    pub(crate) bias: Option<Vec<f32>>,
+    pub bias: Option<Vec<f32>>,
 }
 
 /// What loading a tensor needs.
-pub(crate) struct Loader<'a> {
-    pub(crate) weights: &'a Weights,
-    pub(crate) packer: Packer<'a>,
+pub struct Loader<'a> {
+    /// Where the tensors are.
+    pub weights: &'a Weights,
+    /// What packs matrices.
+    pub packer: Packer<'a>,
+    /// What names of the body begin with: `model.`, or nothing in drafts.
+    pub prefix: &'static str,
 }
 
 impl Loader<'_> {
+    /// The name of a tensor of the body.
+    pub(crate) fn body(&self, part: &str) -> String {
+        format!("{}{part}", self.prefix)
+    }
+
+    /// The name of a tensor of a layer.
+    pub(crate) fn in_layer(&self, index: usize, part: &str) -> String {
+        self.body(&format!("layers.{index}.{part}"))
+    }
+
     /// A norm or bias `[len]` in f32.
-    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+    ///
+    /// # Errors
+    /// When it is missing, or has another shape or a format that cannot be used.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         Ok(self.weights.tensor(name, &[len])?.to_f32()?)
     }
 
     /// A packed matrix `[out, in]`.
-    pub(crate) fn matrix(&self, name: &str, [outputs, inputs]: [usize; 2]) -> Result<Matrix, LoadError> {
+    ///
+    /// # Errors
+    /// When it is missing, or has another shape or a format that cannot be used.
+    pub fn matrix(&self, name: &str, [outputs, inputs]: [usize; 2]) -> Result<Matrix, LoadError> {
         let tensor = self.weights.tensor(name, &[outputs, inputs])?;
         let done = |range| self.weights.release(name, range);
         let packed = self.packer.pack(tensor.format, (outputs, inputs), tensor.data, done);
@@ -57,7 +78,10 @@ impl Loader<'_> {
     }
 
     /// A matrix `name.weight`, with `name.bias` where the config has one.
-    pub(crate) fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear, LoadError> {
+    ///
+    /// # Errors
+    /// When one of them is missing, or has another shape or a format that cannot be used.
+    pub fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear, LoadError> {
         let matrix = self.matrix(&format!("{name}.weight"), shape)?;
         let bias = bias.then(|| self.vector(&format!("{name}.bias"), shape[0])).transpose()?;
         Ok(Linear { matrix, bias })

@@ -4,15 +4,17 @@
 //! batch. Nothing here depends on how many rows there are but the lengths of the loops: a row's result is the same in
 //! every batch. Requests, sampling and the choice of what to run may not enter.
 
+mod block;
+mod eagle;
 mod skip;
 
 use std::sync::Arc;
 
 use kernels::{
-    Activations, Attention, AttentionRow, Isa, KvFormat, KvLayer, Matrix, Packer, Pool, Product, Rope, Strided, add,
-    multiply, rms_norm, rms_norm_in_place, silu_mul,
+    Activations, Attention, AttentionRow, Isa, KvFormat, KvLayer, KvSlot, Matrix, Packer, Pool, Product, Rope, Strided,
+    add, multiply, rms_norm, rms_norm_in_place, silu_mul,
 };
-use kv::KvCache;
+use kv::{KvCache, Layers};
 
 use crate::architecture::{self, Layer};
 use crate::batch::{ForwardError, Plan, Segment, Tap};
@@ -20,6 +22,8 @@ use crate::config::Config;
 use crate::load::{Linear, LoadError, LoadOptions, Loader};
 use crate::weights::Weights;
 
+pub use block::Backbone;
+pub use eagle::{Eagle, EagleShape};
 pub use skip::SkipError;
 
 /// A loaded model.
@@ -79,18 +83,33 @@ impl Model {
     /// # Errors
     /// When a tensor is missing, has the wrong shape or a format that cannot be used.
     pub fn load(weights: &Weights, config: Config, pool: &Pool, options: LoadOptions) -> Result<Model, LoadError> {
-        let loader = Loader { weights, packer: Packer::new(pool, options.isa, options.compute) };
+        let packer = Packer::new(pool, options.isa, options.compute);
+        let loader = Loader { weights, packer, prefix: "model." };
         let Config { vocab, hidden, tie_word_embeddings, .. } = config;
         // The largest matrices first: what is held of the file beside them is then least.
-        let table = |name| loader.matrix(name, [vocab, hidden]).map(Arc::new);
-        let embedding = table("model.embed_tokens.weight")?;
+        let table = |name: &str| loader.matrix(name, [vocab, hidden]).map(Arc::new);
+        let embedding = table(&loader.body("embed_tokens.weight"))?;
         let head = (!tie_word_embeddings).then(|| table("lm_head.weight")).transpose()?;
-        let layer = |index| architecture::layer(&loader, &config, index).map(Arc::new);
+        Model::body(&loader, options.isa, config, embedding, head)
+    }
+
+    /// The layers between an embedding and a head.
+    fn body(
+        loader: &Loader<'_>,
+        isa: Isa,
+        config: Config,
+        embedding: Arc<Matrix>,
+        head: Option<Arc<Matrix>>,
+    ) -> Result<Model, LoadError> {
+        let layer = |index| architecture::layer(loader, &config, index).map(Arc::new);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
-        let norm = loader.vector("model.norm.weight", hidden)?;
+        let norm = loader.vector(&loader.body("norm.weight"), config.hidden)?;
+        Ok(Model { isa, rope: Model::rope(&config), embedding, layers, norm, head, config })
+    }
+
+    fn rope(config: &Config) -> Rope {
         let (inv_freq, scale) = config.inv_freq();
-        let rope = Rope::new(inv_freq, scale, config.rope.layout);
-        Ok(Model { isa: options.isa, rope, embedding, layers, norm, head, config })
+        Rope::new(inv_freq, scale, config.rope.layout)
     }
 
     /// The model's shape.
@@ -140,7 +159,22 @@ impl Model {
         batch: &[Segment<'_>],
         taps: &[Tap],
     ) -> Result<Output<'w>, ForwardError> {
-        self.check(cache, taps)?;
+        self.forward_in(workspace, pool, cache.layers(), batch, taps)
+    }
+
+    /// The same in layers that may be attached to another model's cache.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn forward_in<'w>(
+        &self,
+        workspace: &'w mut Workspace,
+        pool: &Pool,
+        kv: Layers<'_>,
+        batch: &[Segment<'_>],
+        taps: &[Tap],
+    ) -> Result<Output<'w>, ForwardError> {
+        self.check(&kv, taps)?;
         workspace.plan.make(batch, self.config.vocab, self.config.context)?;
         workspace.size(self, taps.len());
         self.embed(workspace, pool);
@@ -148,8 +182,8 @@ impl Model {
         // What each row sees is the same in every layer. It borrows the plan, which therefore steps out of the buffers.
         let plan = std::mem::take(&mut workspace.plan);
         let rows = plan.attention_rows(batch);
-        for (index, layer) in self.layers.iter().enumerate() {
-            self.attention(workspace, pool, cache.layer_mut(index), &plan, &rows, layer);
+        for ((index, layer), kv_layer) in self.layers.iter().enumerate().zip(kv.layers) {
+            self.attention(workspace, pool, kv_layer, &plan, &rows, layer);
             self.feed_forward(workspace, pool, rows.len(), layer);
             workspace.tap(taps, Tap::Layer(index));
         }
@@ -158,7 +192,7 @@ impl Model {
         Ok(Output { logits: &workspace.logits, taps: &workspace.taps })
     }
 
-    fn check(&self, cache: &KvCache, taps: &[Tap]) -> Result<(), ForwardError> {
+    fn check(&self, kv: &Layers<'_>, taps: &[Tap]) -> Result<(), ForwardError> {
         let layers = self.layers.len();
         for tap in taps {
             if let Tap::Layer(layer) = *tap
@@ -167,8 +201,8 @@ impl Model {
                 return Err(ForwardError::NoSuchLayer { layer, layers });
             }
         }
-        let (found, needed) = (cache.layout(), self.kv_layout(cache.layout().format));
-        if *found != needed {
+        let (found, needed) = (kv.layout, self.kv_layout(kv.layout.format));
+        if found != needed {
             return Err(ForwardError::Cache { found: format!("{found:?}"), needed: format!("{needed:?}") });
         }
         Ok(())
@@ -192,11 +226,27 @@ impl Model {
         sees: &[AttentionRow<'_>],
         layer: &Layer,
     ) {
+        let Workspace { hidden, x, .. } = workspace;
+        self.norm(x, pool, hidden, sees.len(), &layer.input_norm, &[&layer.q, &layer.k, &layer.v]);
+        self.attend(workspace, pool, kv_layer, &plan.slots, sees, layer, 0);
+    }
+
+    /// The same from the left side of the projections on; nobody sees the positions below `first`.
+    #[allow(clippy::too_many_arguments, reason = "what a layer's attention is about")]
+    fn attend(
+        &self,
+        workspace: &mut Workspace,
+        pool: &Pool,
+        kv_layer: &mut KvLayer,
+        slots: &[KvSlot],
+        sees: &[AttentionRow<'_>],
+        layer: &Layer,
+        first: usize,
+    ) {
         let config = &self.config;
         let (q_width, kv_width) = (config.q_width(), config.kv_width());
         let Workspace { angles, hidden, x, q, k, v, attended, .. } = workspace;
         let rows = sees.len();
-        self.norm(x, pool, hidden, rows, &layer.input_norm, &[&layer.q, &layer.k, &layer.v]);
         multiply(
             pool,
             x,
@@ -211,9 +261,9 @@ impl Model {
         });
         self.add_bias(pool, &layer.v, v);
         let (keys, values) = (Strided { data: &k[..], stride: kv_width }, Strided { data: &v[..], stride: kv_width });
-        kv_layer.append(pool, self.isa, &plan.slots, keys, values);
+        kv_layer.append(pool, self.isa, slots, keys, values);
         let scale = 1.0 / (config.head_dim as f32).sqrt();
-        let attention = Attention { heads: config.heads, scale, window: layer.window };
+        let attention = Attention { heads: config.heads, scale, window: layer.window, first };
         let queries = Strided { data: &q[..], stride: q_width };
         let out = Strided { data: &mut attended[..], stride: q_width };
         attention.attend(pool, self.isa, kv_layer, sees, queries, out);

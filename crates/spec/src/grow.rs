@@ -36,29 +36,73 @@ pub fn eagle_tree<E: From<TreeError>>(
     drafts: usize,
     mut expand: impl FnMut(&Tree, &[usize], &mut [Expansion]) -> Result<(), E>,
 ) -> Result<Tree, E> {
-    let mut tree = Tree::new(anchor);
-    let mut survivals = vec![1.0];
-    let mut level = vec![0];
-    for _ in 0..=rounds {
-        let mut expansions = vec![Expansion::new(); level.len()];
-        expand(&tree, &level, &mut expansions)?;
-        let first = tree.len();
-        for (&parent, expansion) in level.iter().zip(&mut expansions) {
+    let mut growth = EagleGrowth::new(anchor, top_k, rounds);
+    while !growth.level().is_empty() {
+        let mut expansions = vec![Expansion::new(); growth.level().len()];
+        expand(growth.tree(), growth.level(), &mut expansions)?;
+        growth.grow(&mut expansions)?;
+    }
+    Ok(growth.finish(drafts)?)
+}
+
+/// An [`eagle_tree`] as it grows, for who expands several at a time.
+#[derive(Debug, Clone)]
+pub struct EagleGrowth {
+    tree: Tree,
+    survivals: Vec<f64>,
+    level: Vec<usize>,
+    top_k: usize,
+    /// Levels that may still be expanded.
+    levels: usize,
+}
+
+impl EagleGrowth {
+    /// An anchor, to be expanded first.
+    pub fn new(anchor: u32, top_k: usize, rounds: usize) -> EagleGrowth {
+        let (tree, survivals) = (Tree::new(anchor), vec![1.0]);
+        EagleGrowth { tree, survivals, level: vec![0], top_k, levels: rounds + 1 }
+    }
+
+    /// All nodes so far.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// The nodes to be expanded next; none when the tree is grown.
+    pub fn level(&self) -> &[usize] {
+        &self.level
+    }
+
+    /// Expands the nodes of the level, each by what may follow it.
+    ///
+    /// # Errors
+    ///
+    /// A probability outside [0, 1] or a token twice below a node.
+    pub fn grow(&mut self, expansions: &mut [Expansion]) -> Result<(), TreeError> {
+        let first = self.tree.len();
+        for (&parent, expansion) in self.level.iter().zip(expansions) {
             sort(expansion);
-            expansion.truncate(top_k);
+            expansion.truncate(self.top_k);
             for &(token, p) in expansion.iter() {
-                add(&mut tree, parent, token, p)?;
-                survivals.push(survivals[parent] * p);
+                add(&mut self.tree, parent, token, p)?;
+                self.survivals.push(self.survivals[parent] * p);
             }
         }
-        level = likeliest(&survivals, first, top_k);
-        if level.is_empty() {
-            break;
-        }
+        self.levels -= 1;
+        self.level = if self.levels > 0 { likeliest(&self.survivals, first, self.top_k) } else { Vec::new() };
+        Ok(())
     }
-    let mut kept = vec![false; tree.len()];
-    likeliest(&survivals, 1, drafts).into_iter().for_each(|node| kept[node] = true);
-    Ok(tree.keep(&kept)?.0)
+
+    /// The `drafts` likeliest nodes.
+    ///
+    /// # Errors
+    ///
+    /// None that a tree grown here has.
+    pub fn finish(self, drafts: usize) -> Result<Tree, TreeError> {
+        let mut kept = vec![false; self.tree.len()];
+        likeliest(&self.survivals, 1, drafts).into_iter().for_each(|node| kept[node] = true);
+        Ok(self.tree.keep(&kept)?.0)
+    }
 }
 
 /// Adds a node that must not be there yet.

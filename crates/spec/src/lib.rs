@@ -35,7 +35,7 @@ pub use cost::{
 };
 pub use curve::{CostCurve, CurveError};
 pub use distribution::{Distribution, DistributionError};
-pub use grow::{Expansion, best_first_tree, eagle_tree, product_tree};
+pub use grow::{EagleGrowth, Expansion, best_first_tree, eagle_tree, product_tree};
 pub use online::OnlineCalibration;
 pub use proposal::{Drawn, Proposal, ProposalError};
 pub use tree::{Tree, TreeError};

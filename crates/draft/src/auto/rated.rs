@@ -236,7 +236,7 @@ impl Rated {
     /// Asks the drafter, and learns how long it takes. `step` is now.
     pub(super) fn propose(
         &mut self,
-        round: &Round<'_>,
+        round: &mut Round<'_>,
         asks: &[Ask<'_>],
         step: u64,
         clock: &mut dyn FnMut() -> f64,

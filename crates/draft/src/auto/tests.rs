@@ -64,7 +64,7 @@ impl Drafter for Parrot {
         "parrot"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         let mut answers = Vec::new();
         for ask in asks {
             let seen = self.seen.entry(ask.key).or_insert(0);
@@ -100,11 +100,21 @@ fn key(request: u64) -> Key {
 
 fn propose(auto: &mut Auto, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
     let pool = Pool::new(NonZeroUsize::MIN);
-    auto.propose(&Round { pool: &pool, step_seconds: STEP, row_seconds: ROW }, asks)
+    let mut cache = crate::alone::cache();
+    auto.propose(&mut Round { pool: &pool, cache: &mut cache, step_seconds: STEP, row_seconds: ROW }, asks)
 }
 
 fn ask<'a>(request: u64, tokens: &'a [u32], choose: &'a dyn Choose) -> Ask<'a> {
-    Ask { key: key(request), tokens, prompt: 1, predicted: &[], max_drafts: 8, remaining: 64, choose }
+    Ask {
+        key: key(request),
+        tokens,
+        prompt: 1,
+        predicted: &[],
+        max_drafts: 8,
+        remaining: 64,
+        choose,
+        sequence: &crate::alone::NOWHERE,
+    }
 }
 
 /// Lets a request that has `tokens` say `text`, one token a step as if no draft was ever checked: what is proposed in each
@@ -273,7 +283,7 @@ impl Drafter for Script {
         "script"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| crate::chain(ask.anchor(), self.0.iter().copied())).collect())
     }
 
@@ -297,10 +307,11 @@ fn how_sure_a_drafter_is_tells_more_than_it_says() {
     // What it calls 0.8 stands in 9 of 10, and what it calls 0.6 in 1 of 10.
     let mut rated = Rated::new(Box::new(Parrot::new(1, &Clock::default(), 0.0)));
     let worth = Worth { draft: 1.0, row: 0.1 };
-    let round = Round { pool: &Pool::new(NonZeroUsize::MIN), step_seconds: 1.0, row_seconds: 0.1 };
+    let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
+    let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
     let draft = |said| crate::chain(9, [(1, said)]).unwrap();
     for i in 0..2000 {
-        rated.propose(&round, &[ask(i, &[9], &Greedy)], i, &mut || 0.0).unwrap();
+        rated.propose(&mut round, &[ask(i, &[9], &Greedy)], i, &mut || 0.0).unwrap();
         let (said, stands) = if i % 2 == 0 { (0.8, i % 20 != 0) } else { (0.6, i % 20 == 1) };
         rated.said(&ask(i, &[9], &Greedy), Some(draft(said).tree()), worth);
         rated.finished(key(i), &[9, if stands { 1 } else { 2 }], 1);
@@ -324,8 +335,9 @@ fn a_probe_earns_its_worth_and_teaches_nothing() {
     let probe = proposal.add_probe(0, 2, 0.25, true).unwrap();
     let worth = Worth { draft: 1.0, row: 0.125 };
     let pool = Pool::new(NonZeroUsize::MIN);
-    let round = Round { pool: &pool, step_seconds: 1.0, row_seconds: 0.125 };
-    rated.propose(&round, &[ask(0, &[9], &Greedy)], 1, &mut || 0.0).unwrap();
+    let mut cache = crate::alone::cache();
+    let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.125 };
+    rated.propose(&mut round, &[ask(0, &[9], &Greedy)], 1, &mut || 0.0).unwrap();
     for _ in 0..100 {
         assert!((rated.gain(&rated.correct(key(0), &proposal), worth, false) - 0.5).abs() < 1e-12);
         // Only the probe's token is ever compared: the draft is of another proposal.
@@ -344,7 +356,11 @@ fn a_request_learns_why_it_gets_nothing() {
         fn name(&self) -> &'static str {
             "silent"
         }
-        fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        fn propose(
+            &mut self,
+            _: &mut Round<'_>,
+            asks: &[Ask<'_>],
+        ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
             Ok(asks.iter().map(|_| Err(self.0)).collect())
         }
         fn finished(&mut self, _: Key, _: &[u32], _: usize) {}

@@ -35,6 +35,7 @@ fn paths(datastore: &Datastore, tokens: &[u32]) -> BTreeMap<Vec<u32>, f64> {
         max_drafts: 8,
         remaining: 64,
         choose: &Greedy,
+        sequence: &crate::alone::NOWHERE,
     };
     let Ok(proposal) = datastore.draft(&ask) else { return BTreeMap::new() };
     let tree = proposal.tree();

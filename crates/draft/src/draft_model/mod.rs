@@ -157,7 +157,11 @@ impl Drafter for DraftModel {
         self.options.name
     }
 
-    fn propose(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(
+        &mut self,
+        round: &mut Round<'_>,
+        asks: &[Ask<'_>],
+    ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         self.requests.begin(asks);
         let mut answers = vec![Err(Silence::NoMatch); asks.len()];
         let mut open = Vec::with_capacity(asks.len());

@@ -26,8 +26,9 @@ impl Tiny {
 
     /// What is proposed when a step costs any time, so that every draft pays.
     fn propose(&self, drafter: &mut DraftModel, asks: &[Ask<'_>]) -> Vec<Result<Proposal, Silence>> {
-        let round = Round { pool: &self.pool, step_seconds: f64::INFINITY, row_seconds: 0.0 };
-        let answers = drafter.propose(&round, asks).unwrap();
+        let mut cache = crate::alone::cache();
+        let mut round = Round { pool: &self.pool, cache: &mut cache, step_seconds: f64::INFINITY, row_seconds: 0.0 };
+        let answers = drafter.propose(&mut round, asks).unwrap();
         drafter.requests.check();
         answers
     }
@@ -54,7 +55,16 @@ const OPTIONS: DraftModelOptions = DraftModelOptions {
 
 fn ask(request: u64, tokens: &[u32], max_drafts: usize) -> Ask<'_> {
     let key = Key { request, choice: 0 };
-    Ask { key, tokens, prompt: 1, predicted: &[], max_drafts, remaining: 64, choose: &Greedy }
+    Ask {
+        key,
+        tokens,
+        prompt: 1,
+        predicted: &[],
+        max_drafts,
+        remaining: 64,
+        choose: &Greedy,
+        sequence: &crate::alone::NOWHERE,
+    }
 }
 
 fn text(seed: u32, len: usize) -> Vec<u32> {
@@ -247,8 +257,9 @@ fn a_chain_ends_where_more_would_not_pay() {
 
     let mut dear = tiny.drafter(OPTIONS);
     dear.curve = CostCurve::new(&[1], &[0], &[1e6]).unwrap();
-    let round = Round { pool: &tiny.pool, step_seconds: 1.0, row_seconds: 0.0 };
-    let answer = dear.propose(&round, &[ask(0, &tokens, 6)]).unwrap().remove(0);
+    let mut cache = crate::alone::cache();
+    let mut round = Round { pool: &tiny.pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.0 };
+    let answer = dear.propose(&mut round, &[ask(0, &tokens, 6)]).unwrap().remove(0);
     assert_eq!(drafts(&answer).len(), 1);
 }
 
@@ -275,7 +286,8 @@ fn what_it_would_come_to_follows_from_what_its_forwards_take() {
         let curve = CostCurve::new(&[1, 10], &[0], &[row, 2.0 * row]).unwrap();
         DraftModel::new(Arc::clone(&tiny.model), curve, OPTIONS).outlook(steps, 1, ask)
     };
-    let round = Round { pool: &tiny.pool, step_seconds: 1.0, row_seconds: 0.1 };
+    let mut cache = crate::alone::cache();
+    let round = Round { pool: &tiny.pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
     let tokens = text(1, 50);
     // Drafts save 0.65, 0.4625 and 0.322 of a step.
     let cheap = outlook(0.4, &round, &ask(0, &tokens, 8));

@@ -14,7 +14,16 @@ use crate::Greedy;
 const KEY: Key = Key { request: 0, choice: 0 };
 
 fn ask(tokens: &[u32]) -> Ask<'_> {
-    Ask { key: KEY, tokens, prompt: 4, predicted: &[], max_drafts: 8, remaining: 64, choose: &Greedy }
+    Ask {
+        key: KEY,
+        tokens,
+        prompt: 4,
+        predicted: &[],
+        max_drafts: 8,
+        remaining: 64,
+        choose: &Greedy,
+        sequence: &crate::alone::NOWHERE,
+    }
 }
 
 /// One step with a target that says `says(text)`: the proposal, of which all is checked, or only drafts, and what stood.
@@ -24,8 +33,9 @@ fn step(
     says: impl Fn(&[u32]) -> u32,
     windows: bool,
 ) -> (Proposal, Accepted) {
-    let round = Round { pool: &Threads::new(NonZeroUsize::MIN), step_seconds: 1.0, row_seconds: 0.1 };
-    let whole = lookahead.propose(&round, &[ask(tokens)]).unwrap().remove(0).unwrap();
+    let (pool, mut cache) = (Threads::new(NonZeroUsize::MIN), crate::alone::cache());
+    let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
+    let whole = lookahead.propose(&mut round, &[ask(tokens)]).unwrap().remove(0).unwrap();
     let kept: Vec<bool> = (0..whole.tree().len()).map(|node| node == 0 || windows || whole.is_draft(node)).collect();
     let (proposal, proposed) = whole.keep(&kept).unwrap();
     let tree = proposal.tree();

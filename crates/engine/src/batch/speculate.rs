@@ -1,7 +1,9 @@
 //! Drafts for the requests of a step: who gets some, and how many of them are checked.
 
-use draft::{Ask, Drafter, Key, Round, Silence, Verdict};
+use draft::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Verdict};
 use kernels::Pool;
+use kv::KvCache;
+use model::{Output, Segment, Tap};
 use spec::{Admission, CostCurve, Mandatory, OnlineCalibration, Opinion, Proposal, Search};
 
 use super::RequestId;
@@ -40,6 +42,8 @@ pub(super) struct Speculator {
     admission: Admission,
     /// What the drafter last failed with: the same failure is told of once.
     trouble: Option<String>,
+    /// The target's hidden states that the drafter reads, each once.
+    taps: Vec<Tap>,
 }
 
 /// What a step does without drafts.
@@ -74,22 +78,69 @@ impl<'l> Asking<'l> {
             max_drafts: self.max_drafts,
             remaining: request.remaining(),
             choose: &self.chooser,
+            sequence: &self.lane.sequence,
         }
     }
 }
 
 impl Speculator {
-    pub(super) fn new(speculation: Speculation, vocab: usize) -> Self {
-        let Speculation { drafter, max_drafts, curve } = speculation;
+    /// A drafter for a model of `vocab` tokens, whose keys and values are in `cache`.
+    pub(super) fn new(speculation: Speculation, vocab: usize, cache: &mut KvCache) -> Self {
+        let Speculation { mut drafter, max_drafts, curve } = speculation;
         let calibration = OnlineCalibration::new(max_drafts, MEMORY);
-        Self { drafter, max_drafts, vocab, curve, calibration, admission: Admission::new(), trouble: None }
+        let mut taps = Vec::new();
+        for tap in drafter.taps() {
+            if !taps.contains(&tap) {
+                taps.push(tap);
+            }
+        }
+        drafter.attach(cache);
+        Self { drafter, max_drafts, vocab, curve, calibration, admission: Admission::new(), trouble: None, taps }
+    }
+
+    /// The target's hidden states that the drafter reads.
+    pub(super) fn taps(&self) -> &[Tap] {
+        &self.taps
+    }
+
+    /// Hands the drafter what the target has computed.
+    pub(super) fn computed(&mut self, pool: &Pool, cache: &mut KvCache, batch: &[Segment<'_>], output: &Output<'_>) {
+        if self.taps.is_empty() {
+            return;
+        }
+        let taps: Vec<(Tap, &[f32])> = self.taps.iter().copied().zip(output.taps.iter().map(Vec::as_slice)).collect();
+        let result = self.drafter.computed(&mut Computed { pool, cache, taps: &taps, batch });
+        if let Err(error) = result {
+            self.failed(&error);
+        }
+    }
+
+    /// Finds slots for what the drafter writes while it proposes, as far as there are any: for lanes that decode, beyond
+    /// the rows of this step.
+    pub(super) fn reserve(&self, running: &mut [Lane], cache: &mut KvCache) {
+        let ahead = self.drafter.slots_ahead();
+        for lane in running.iter_mut().filter(|_| ahead > 0) {
+            if matches!(self.max_drafts(lane), Some(Ok(_))) {
+                // Who gets none goes without drafts.
+                let _ = cache.reserve(&mut lane.sequence, lane.computed + ahead);
+            }
+        }
+    }
+
+    /// Tells of a failure in the log, once.
+    fn failed(&mut self, error: &DraftError) {
+        let message = error.to_string();
+        if self.trouble.as_ref() != Some(&message) {
+            tracing::error!("{message}; requests go on without drafts");
+            self.trouble = Some(message);
+        }
     }
 
     /// Gives every lane that decodes the drafts that this step is to check.
     pub(super) fn propose(
         &mut self,
         running: &mut [Lane],
-        pool: &Pool,
+        (pool, cache): (&Pool, &mut KvCache),
         scratch: &SharedScratch,
         counts: &mut DraftCounts,
     ) {
@@ -108,9 +159,9 @@ impl Speculator {
         if asking.is_empty() {
             return;
         }
-        let round = self.round(running, asking.len(), pool);
+        let mut round = self.round(running, asking.len(), pool, cache);
         let asks: Vec<Ask<'_>> = asking.iter().map(Asking::ask).collect();
-        let answers = self.answers(&round, &asks);
+        let answers = self.answers(&mut round, &asks);
         let mut proposals = Vec::with_capacity(asks.len());
         for (asking, answer) in asking.iter().zip(answers) {
             match answer.and_then(|proposal| self.usable(proposal, asking)) {
@@ -125,12 +176,12 @@ impl Speculator {
     }
 
     /// What the step lends to the drafter, which `asking` requests ask.
-    fn round<'p>(&self, running: &[Lane], asking: usize, pool: &'p Pool) -> Round<'p> {
+    fn round<'p>(&self, running: &[Lane], asking: usize, pool: &'p Pool, cache: &'p mut KvCache) -> Round<'p> {
         let (load, context) = (load(running), context(running));
         let step_seconds = self.curve.seconds(load.decodes, context) * asking as f64 / load.decodes as f64;
         let drafts = asking.saturating_mul(self.max_drafts).clamp(1, ROWS_ASIDE);
         let more = self.curve.seconds(load.rows + drafts, context) - self.curve.seconds(load.rows, context);
-        Round { pool, step_seconds, row_seconds: more / drafts as f64 }
+        Round { pool, cache, step_seconds, row_seconds: more / drafts as f64 }
     }
 
     /// Drafts on a path that the lane can use; `None` if it does not decode. A last token needs none: it is sampled anyway.
@@ -151,7 +202,7 @@ impl Speculator {
     }
 
     /// What the drafter says to each request. If it fails they go on without, and the log says why.
-    fn answers(&mut self, round: &Round<'_>, asks: &[Ask<'_>]) -> Vec<Result<Proposal, Reason>> {
+    fn answers(&mut self, round: &mut Round<'_>, asks: &[Ask<'_>]) -> Vec<Result<Proposal, Reason>> {
         let reason = |silence| match silence {
             Silence::NoMatch => Reason::NoMatch,
             Silence::Context => Reason::Context,
@@ -164,11 +215,7 @@ impl Speculator {
                 answers.into_iter().map(|answer| answer.map_err(reason)).collect()
             }
             Err(error) => {
-                let message = error.to_string();
-                if self.trouble.as_ref() != Some(&message) {
-                    tracing::error!("{message}; requests go on without drafts");
-                    self.trouble = Some(message);
-                }
+                self.failed(&error);
                 asks.iter().map(|_| Err(Reason::Failed)).collect()
             }
         }

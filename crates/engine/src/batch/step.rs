@@ -86,7 +86,8 @@ impl Batch {
         eos.extend(tokenizer.eos().iter().filter(|token| !config.eos.contains(token)));
         let vocab = config.vocab.min(tokenizer.vocab_size());
         let limits = Limits { vocab, context, eos };
-        let cache = KvCache::new(model.kv_layout(options.kv_format), pages);
+        let mut cache = KvCache::new(model.kv_layout(options.kv_format), pages);
+        let speculator = speculation.map(|speculation| Speculator::new(speculation, vocab, &mut cache));
         Batch {
             model,
             tokenizer,
@@ -98,7 +99,7 @@ impl Batch {
             row_budget: options.row_budget.max(1),
             max_running: options.max_running.max(1),
             prefix_cache: options.prefix_cache,
-            speculator: speculation.map(|speculation| Speculator::new(speculation, vocab)),
+            speculator,
             running: Vec::new(),
             waiting: Vec::new(),
             outcomes: Vec::new(),
@@ -166,7 +167,13 @@ impl Batch {
     fn propose(&mut self) {
         let Some(speculator) = &mut self.speculator else { return };
         let start = Instant::now();
-        speculator.propose(&mut self.running, &self.pool, &self.scratch, &mut self.counters.drafts);
+        speculator.reserve(&mut self.running, &mut self.cache);
+        let lent = (&self.pool, &mut self.cache);
+        speculator.propose(&mut self.running, lent, &self.scratch, &mut self.counters.drafts);
+        // What was only scratch is free for whoever needs pages.
+        for lane in &mut self.running {
+            self.cache.truncate(&mut lane.sequence, lane.computed + lane.rows);
+        }
         self.counters.propose_seconds += start.elapsed().as_secs_f64();
     }
 
@@ -176,9 +183,15 @@ impl Batch {
         let start = Instant::now();
         let context = context(running);
         let batch: Vec<Segment<'_>> = running.iter().filter(|lane| lane.rows > 0).map(Lane::segment).collect();
-        let output = model.forward(workspace, pool, cache, &batch, &[])?;
-        drop(batch);
+        let taps = self.speculator.as_ref().map_or(&[][..], Speculator::taps);
+        let output = model.forward(workspace, pool, cache, &batch, taps)?;
         let computed = Instant::now();
+        if let Some(speculator) = &mut self.speculator {
+            speculator.computed(pool, cache, &batch, &output);
+            counters.propose_seconds += computed.elapsed().as_secs_f64();
+        }
+        drop(batch);
+        let committing = Instant::now();
         advance(running, cache, self.prefix_cache);
         split(running, cache);
         let (width, vocab, scratch) = (model.config().vocab, self.limits.vocab, &self.scratch);
@@ -192,7 +205,7 @@ impl Batch {
             counters.predicted_seconds += speculator.timed(rows, context, seconds);
         }
         counters.forward_seconds += seconds;
-        counters.commit_seconds += computed.elapsed().as_secs_f64();
+        counters.commit_seconds += committing.elapsed().as_secs_f64();
         Ok(())
     }
 
@@ -330,7 +343,7 @@ impl Batch {
     pub(crate) fn abandon(&mut self, message: &str) {
         self.fail_all(|| GenerateError::Step { message: message.to_owned() });
         self.running.clear();
-        self.cache = KvCache::new(*self.cache.layout(), self.cache.total_pages());
+        self.cache = self.cache.anew();
         (self.workspace, self.scratch) = (Workspace::new(), SharedScratch::default());
     }
 

@@ -36,7 +36,7 @@ impl Drafter for Failing {
         "failing"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         self.calls += 1;
         match self.calls % 2 {
             0 => Ok(asks.iter().map(|ask| Ok(chain(ask, &[1]))).collect()),
@@ -101,7 +101,11 @@ fn too_few_answers_leave_the_others_without_drafts() {
             "curt"
         }
 
-        fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        fn propose(
+            &mut self,
+            _: &mut Round<'_>,
+            asks: &[Ask<'_>],
+        ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
             Ok(asks.iter().take(1).map(|ask| Ok(chain(ask, &[1, 2]))).collect())
         }
 

@@ -30,7 +30,7 @@ impl<F: FnMut(&Ask<'_>) -> Result<Proposal, Silence> + Send + 'static> Drafter f
         "scripted"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         let mut log = self.log.lock().unwrap();
         log.asks.extend(asks.iter().map(|ask| (ask.key, ask.tokens.to_vec(), ask.max_drafts)));
         Ok(asks.iter().map(|ask| (self.script)(ask)).collect())

@@ -30,7 +30,8 @@ impl Paging {
         let (in_order, rest) = ids.split_at(pages);
         let scattered = scatter(rest);
         let layers: Vec<KvLayer> = (0..config.layers).map(|_| filled(loaded, &ids)).collect();
-        let attention = Attention { heads: config.heads, scale: (config.head_dim as f32).powf(-0.5), window: None };
+        let attention =
+            Attention { heads: config.heads, scale: (config.head_dim as f32).powf(-0.5), window: None, first: 0 };
         let q = vec![0.5; config.q_width()];
         let mut out = vec![0.0; config.q_width()];
         let mut sweep = |table: &[u32]| {

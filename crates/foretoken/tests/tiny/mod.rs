@@ -1,16 +1,22 @@
-//! The model that tests of the benches measure.
+//! Models that tests run the program with.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/targets/llama");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures");
 
 /// The tiny Llama with a tokenizer of 256 printable tokens, some of which are words: every token shows as text.
 pub(crate) fn tiny_model() -> tempfile::TempDir {
+    tiny("targets/llama")
+}
+
+/// The same of another fixture.
+pub(crate) fn tiny(fixture: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(Path::new(FIXTURE).join(name), dir.path().join(name)).unwrap();
+        std::fs::copy(Path::new(FIXTURES).join(fixture).join(name), dir.path().join(name)).unwrap();
     }
     let letters: Vec<char> = ('a'..='z').collect();
     let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();

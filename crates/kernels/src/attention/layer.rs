@@ -50,6 +50,7 @@ pub(super) trait Element: Copy + Send + Sync {
     fn load<S: Lanes>(s: S, from: &[Self; LANES]) -> S::V;
     fn load_wide<S: Lanes>(s: S, from: &[Self; WIDE]) -> Wide<S>;
     fn store<S: Lanes>(s: S, v: S::V, to: &mut [Self; LANES]);
+    fn value(self) -> f32;
 }
 
 /// Half precision bits.
@@ -71,6 +72,10 @@ impl Element for u16 {
     fn store<S: Lanes>(s: S, v: S::V, to: &mut [u16; LANES]) {
         s.store_f16(s.max(s.splat(-65504.0), s.min(s.splat(65504.0), v)), to);
     }
+
+    fn value(self) -> f32 {
+        half::f16::from_bits(self).to_f32()
+    }
 }
 
 impl Element for f32 {
@@ -89,6 +94,10 @@ impl Element for f32 {
     #[inline(always)]
     fn store<S: Lanes>(s: S, v: S::V, to: &mut [f32; LANES]) {
         s.store(v, to);
+    }
+
+    fn value(self) -> f32 {
+        self
     }
 }
 
@@ -132,6 +141,18 @@ impl<E: Element> Store<E> {
             }
         };
         if slots.len() < PARALLEL_ROWS { (0..kv_heads).for_each(write) } else { pool.for_each(kv_heads, write) }
+    }
+
+    fn read(&self, slot: KvSlot, k: &mut [f32], v: &mut [f32]) {
+        let (head_dim, at) = (self.head_dim, usize::from(slot.offset));
+        assert!(at < PAGE, "place {at} of a page");
+        for kv_head in 0..self.kv_heads {
+            let (keys, values) = self.tiles(slot.page, kv_head);
+            let columns = kv_head * head_dim..(kv_head + 1) * head_dim;
+            k[columns.clone()].iter_mut().zip(keys).for_each(|(to, from)| *to = from[at].value());
+            let values = &values[at * head_dim..(at + 1) * head_dim];
+            v[columns].iter_mut().zip(values).for_each(|(to, from)| *to = from.value());
+        }
     }
 
     fn copy_slot(&mut self, from: KvSlot, to: KvSlot) {
@@ -251,6 +272,14 @@ impl KvLayer {
     /// When `k` or `v` has fewer rows than `slots`, or a slot is not in the layer.
     pub fn append(&mut self, pool: &Pool, isa: Isa, slots: &[KvSlot], k: Strided<&[f32]>, v: Strided<&[f32]>) {
         on_store!(mut self, store => store.append(pool, isa, slots, &k, &v));
+    }
+
+    /// Reads the K and V of one position, `[kv_heads * head_dim]` each.
+    ///
+    /// # Panics
+    /// When the slot is not in the layer, or `k` or `v` is shorter.
+    pub fn read(&self, slot: KvSlot, k: &mut [f32], v: &mut [f32]) {
+        on_store!(self, store => store.read(slot, k, v));
     }
 
     /// Copies the K and V of one position, bit by bit.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::AttentionRow;
 use super::layer::{Element, PAGE, Store, Wide};
+use super::{Attention, AttentionRow};
 use crate::lanes::{self, Kernel, LANES, Lanes, Vector, WIDE};
 use crate::ops::exp;
 
@@ -66,10 +66,11 @@ impl<'a, E: Element> Keys<'a, E> {
         store: &'a Store<E>,
         row: AttentionRow<'a>,
         kv_head: usize,
-        window: Option<usize>,
+        attention: &Attention,
         gathered: &'a mut Gathered<E>,
     ) -> Keys<'a, E> {
-        let first = window.map_or(0, |window| (row.position + 1).saturating_sub(window.max(1)));
+        let within = attention.window.map_or(0, |window| (row.position + 1).saturating_sub(window.max(1)));
+        let first = within.max(attention.first);
         Keys { store, row, kv_head, first, gathered }
     }
 

@@ -10,6 +10,16 @@ use kv::{KvCache, Layout, Sequence};
 
 pub(crate) const LAYOUT: Layout = Layout { layers: 2, kv_heads: 1, head_dim: 2, format: KvFormat::F32 };
 
+/// Layers of a [`new_cache`]: its own, and one that is attached.
+const LAYERS: usize = LAYOUT.layers + 1;
+
+/// A cache with a layer attached to it, which has the same contents as if it was its own.
+pub(crate) fn new_cache(pages: usize) -> KvCache {
+    let mut cache = KvCache::new(LAYOUT, pages);
+    cache.attach(Layout { layers: 1, ..LAYOUT });
+    cache
+}
+
 pub(crate) fn pool() -> Pool {
     Pool::new(NonZeroUsize::MIN)
 }
@@ -34,7 +44,7 @@ fn append(pool: &Pool, layer: &mut KvLayer, index: usize, slots: &[KvSlot], text
 /// Computes a text's K/V from position `from` on into all layers, as a forward would.
 pub(crate) fn write(pool: &Pool, cache: &mut KvCache, sequence: &Sequence, text: &[u32], from: usize) {
     let slots: Vec<KvSlot> = (from..text.len()).map(|position| sequence.slot(position)).collect();
-    for index in 0..LAYOUT.layers {
+    for index in 0..LAYERS {
         append(pool, cache.layer_mut(index), index, &slots, text, from);
     }
 }
@@ -46,7 +56,7 @@ fn seen(pool: &Pool, layer: &KvLayer, table: &[u32], len: usize) -> Vec<f32> {
     let q = [3.0, -2.0].repeat(len);
     let mut out = vec![0.0; 2 * len];
     let (q, to) = (Strided { data: &q[..], stride: 2 }, Strided { data: &mut out[..], stride: 2 });
-    Attention { heads: 1, scale: 1.0, window: Some(2) }.attend(pool, Isa::detect(), layer, &rows, q, to);
+    Attention { heads: 1, scale: 1.0, window: Some(2), first: 0 }.attend(pool, Isa::detect(), layer, &rows, q, to);
     out
 }
 
@@ -57,7 +67,7 @@ pub(crate) fn holds(pool: &Pool, cache: &KvCache, sequence: &Sequence, text: &[u
     let slots: Vec<KvSlot> =
         (0..len).map(|position| KvSlot { page: table[position / PAGE], offset: (position % PAGE) as u8 }).collect();
     sequence.len() == len
-        && (0..LAYOUT.layers).all(|index| {
+        && (0..LAYERS).all(|index| {
             let mut plain = KvLayer::new(LAYOUT.format, pages, LAYOUT.kv_heads, LAYOUT.head_dim);
             append(pool, &mut plain, index, &slots, text, 0);
             seen(pool, &plain, &table, len) == seen(pool, cache.layer(index), sequence.table(), len)

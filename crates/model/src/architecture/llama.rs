@@ -7,7 +7,7 @@ use crate::load::{LoadError, Loader};
 pub(super) fn layer(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Layer, LoadError> {
     let Config { hidden, intermediate, .. } = *config;
     let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let at = |part: &str| format!("model.layers.{index}.{part}");
+    let at = |part: &str| loader.in_layer(index, part);
     Ok(Layer {
         input_norm: loader.vector(&at("input_layernorm.weight"), hidden)?,
         q: loader.linear(&at("self_attn.q_proj"), [q_width, hidden], config.qkv_bias)?,

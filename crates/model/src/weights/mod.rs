@@ -171,6 +171,14 @@ impl Weights {
         }
     }
 
+    /// The names of all tensors, as the files have them.
+    pub fn names(&self) -> Vec<&str> {
+        match &self.store {
+            Store::Gguf(gguf) => gguf.tensors().iter().map(|info| &*info.name).collect(),
+            Store::Safetensors(shards) => shards.names().collect(),
+        }
+    }
+
     /// Whether there is a tensor with this Hugging Face name.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
@@ -194,6 +202,28 @@ impl Weights {
             Err(other) => {
                 let supported = "supported in safetensors are F32, F16 and BF16";
                 Err(WeightsError::Format { file, tensor: found.name.into(), found: other, supported })
+            }
+        }
+    }
+
+    /// A tensor `[len]` of whole numbers of 64 or 32 bits with this name.
+    ///
+    /// # Errors
+    /// When it is missing, has another shape or other numbers.
+    pub fn integers(&self, name: &str, len: usize) -> Result<Vec<i64>, WeightsError> {
+        let found = self.find(name).ok_or_else(|| self.missing(name))?;
+        let (file, tensor) = (found.file.display().to_string(), found.name.to_owned());
+        if found.shape != [len] {
+            return Err(WeightsError::Shape { file, tensor, found: found.shape.to_vec(), wanted: vec![len] });
+        }
+        match &found.format {
+            Err(kind) if kind == "I64" => Ok(found.data.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect()),
+            Err(kind) if kind == "I32" => {
+                Ok(found.data.as_chunks().0.iter().map(|&b| i64::from(i32::from_le_bytes(b))).collect())
+            }
+            other => {
+                let found = other.as_ref().map_or_else(Clone::clone, |format| format!("{format:?}"));
+                Err(WeightsError::Format { file, tensor, found, supported: "whole numbers are I64 or I32" })
             }
         }
     }

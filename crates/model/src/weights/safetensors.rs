@@ -121,6 +121,10 @@ impl Shards {
         Some(Found { file, name, format, shape: &entry.shape, data, map, offset: entry.offset })
     }
 
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().map(|(_, map)| map.len() as u64).sum()
     }

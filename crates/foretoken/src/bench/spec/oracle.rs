@@ -84,7 +84,7 @@ impl Drafter for Oracle {
         "synthetic"
     }
 
-    fn propose(&mut self, _: &Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+    fn propose(&mut self, _: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         Ok(asks.iter().map(|ask| self.draft(ask)).collect())
     }
 
@@ -101,9 +101,12 @@ mod tests {
 
     const VOCAB: u32 = 50;
 
+    static NOWHERE: kv::Sequence = kv::Sequence::new();
+
     fn drafts(oracle: &mut Oracle, tokens: &[u32], prompt: usize, max_drafts: usize) -> Result<Vec<u32>, Silence> {
         let key = Key { request: 0, choice: 0 };
-        let ask = Ask { key, tokens, prompt, predicted: &[], max_drafts, remaining: 64, choose: &Greedy };
+        let ask =
+            Ask { key, tokens, prompt, predicted: &[], max_drafts, remaining: 64, choose: &Greedy, sequence: &NOWHERE };
         Ok(oracle.draft(&ask)?.tree().tokens()[1..].to_vec())
     }
 

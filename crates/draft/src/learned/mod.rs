@@ -1,0 +1,154 @@
+//! Learned drafters, loaded from the checkpoints that their authors publish.
+//!
+//! Whatever a checkpoint calls its fields and tensors, it is resolved here to one description ([`format`]) of what the
+//! drafter computes. What it computes with the target's own arithmetic is in crate `model`.
+
+mod block;
+mod feature;
+mod format;
+mod grove;
+mod heads;
+mod medusa;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kernels::{KvFormat, Pool};
+use model::config::{Config, ConfigError};
+use model::weights::{Weights, WeightsError};
+use model::{LoadError, LoadOptions, Model, Tap};
+use spec::Expansion;
+
+use block::BlockDraft;
+use feature::FeatureDraft;
+use format::Format;
+use medusa::MedusaDraft;
+
+use crate::{Computed, Drafter};
+
+/// A checkpoint that cannot draft.
+#[derive(Debug, thiserror::Error)]
+pub enum LearnedError {
+    /// Its `config.json` cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A field that says how it drafts is missing or wrong.
+    #[error("{file}: {field} {problem}")]
+    Field {
+        /// The file.
+        file: String,
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Its weights cannot be opened.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// It has weights that such a drafter has no use for: it is another.
+    #[error(
+        "{dir}: nothing is known of the tensor {tensor} in a drafter of this kind, so that it would draft badly: it is of a newer kind, or broken"
+    )]
+    Unknown {
+        /// The directory.
+        dir: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Its weights are not those of such a drafter.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// It was made for another target.
+    #[error(
+        "the drafter was made for a target with {what} {draft}, and this one has {target}: name the drafter of this target"
+    )]
+    OtherTarget {
+        /// What differs.
+        what: &'static str,
+        /// What the drafter has.
+        draft: usize,
+        /// What the target has.
+        target: usize,
+    },
+}
+
+/// What a learned drafter drafts for.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// The target.
+    pub model: &'a Arc<Model>,
+    /// Tokens that it knows: ids below this.
+    pub vocab: usize,
+    /// Number format of keys and values.
+    pub kv_format: KvFormat,
+}
+
+/// Whether the directory holds a learned drafter, by what its `config.json` says, and not a model of its own.
+///
+/// # Errors
+/// When there is no `config.json` that can be read.
+pub fn is_learned(dir: &Path) -> Result<bool, LearnedError> {
+    Ok(Format::read(dir)?.is_some())
+}
+
+/// Loads the learned drafter in a directory for a target.
+///
+/// # Errors
+/// [`LearnedError`], which names what is missing or does not fit.
+pub fn load(
+    dir: &Path,
+    target: Target<'_>,
+    pool: &Pool,
+    options: LoadOptions,
+) -> Result<Box<dyn Drafter>, LearnedError> {
+    let Some(format) = Format::read(dir)? else {
+        let (file, field) = (dir.join("config.json").display().to_string(), "architectures");
+        return Err(LearnedError::Field { file, field, problem: "names no learned drafter".into() });
+    };
+    let weights = Weights::open_dir(dir)?;
+    let unknown = |name: &&str| !format.tensors().iter().any(|known| name.starts_with(known));
+    if let Some(tensor) = weights.names().into_iter().filter(unknown).min() {
+        return Err(LearnedError::Unknown { dir: dir.display().to_string(), tensor: tensor.to_owned() });
+    }
+    let config = || Config::from_dir(dir);
+    Ok(match format {
+        Format::Block(format) => Box::new(BlockDraft::load(&weights, config()?, format, target, pool, options)?),
+        Format::Feature(format) => Box::new(FeatureDraft::load(&weights, config()?, format, target, pool, options)?),
+        Format::Medusa(format) => Box::new(MedusaDraft::load(&weights, format, target, pool, options)?),
+    })
+}
+
+/// The `most` likeliest tokens and their probabilities; equals by token.
+fn likeliest(logits: &[f32], most: usize) -> Expansion {
+    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if !greatest.is_finite() || most == 0 {
+        return Expansion::new();
+    }
+    let weight = |logit: f32| f64::from(logit - greatest).exp();
+    let all: f64 = logits.iter().map(|&logit| weight(logit)).sum();
+    let mut tokens: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    let by = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if tokens.len() > most {
+        tokens.select_nth_unstable_by(most - 1, by);
+        tokens.truncate(most);
+    }
+    tokens.into_iter().map(|(token, logit)| (token, weight(logit) / all)).collect()
+}
+
+/// Refuses taps that the target does not have.
+fn fits_taps(taps: &[Tap], target: Target<'_>) -> Result<(), LearnedError> {
+    let needed = taps.iter().map(|tap| if let Tap::Layer(layer) = tap { layer + 1 } else { 0 }).max().unwrap_or(0);
+    let layers = target.model.config().layers;
+    if needed > layers {
+        return Err(LearnedError::OtherTarget { what: "at least as many layers as", draft: needed, target: layers });
+    }
+    Ok(())
+}
+
+/// Of what the target has computed, the hidden states that a drafter reads, in its own order.
+fn gathered<'a>(computed: &Computed<'a>, taps: &[Tap]) -> Vec<&'a [f32]> {
+    let find = |tap: &Tap| computed.taps.iter().find(|(other, _)| other == tap).map(|(_, values)| *values);
+    taps.iter().filter_map(find).collect()
+}

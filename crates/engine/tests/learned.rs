@@ -1,0 +1,193 @@
+//! Learned drafters in the engine: what they keep in the target's pages follows the pages wherever they go, and no answer
+//! changes for them.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+
+use draft::{Drafter, Target};
+use engine::batch::{Event, Service, ServiceOptions, Speculation, Stats, Submission};
+use engine::{Drafting, SamplingParams};
+use kernels::{KvFormat, Pool};
+use model::Model;
+use model::config::Config;
+use model::weights::Weights;
+use spec::CostCurve;
+use testkit::byte_tokenizer;
+
+const DRAFTERS: [&str; 6] =
+    ["dspark-markov", "dspark-gated", "dspark-rnn", "dflash-deepspec", "dflash-zlab", "eagle3-deepspec"];
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/drafts").join(name)
+}
+
+fn target(pool: &Pool) -> Arc<Model> {
+    let dir = fixture("qwen3-target");
+    let (weights, config) = (Weights::open_dir(&dir).unwrap(), Config::from_dir(&dir).unwrap());
+    Arc::new(Model::load(&weights, config, pool, testkit::options()).unwrap())
+}
+
+/// The drafter of this name. Rows cost next to nothing: every draft is checked.
+fn drafting_with(name: &str, model: &Arc<Model>, pool: &Pool) -> Speculation {
+    let target = Target { model, vocab: 256, kv_format: KvFormat::F16 };
+    let drafter: Box<dyn Drafter> = draft::load_learned(&fixture(name), target, pool, testkit::options()).unwrap();
+    Speculation { drafter, max_drafts: 8, curve: CostCurve::new(&[1, 2], &[0], &[1.0, 1.000_001]).unwrap() }
+}
+
+/// A prompt in the language that the target was trained on: a rotation of one that is.
+fn prompt(seed: usize, len: usize) -> Vec<u32> {
+    const TEXT: [u32; 24] =
+        [53, 51, 13, 41, 41, 35, 15, 20, 21, 22, 51, 24, 15, 54, 25, 41, 41, 47, 1, 4, 7, 25, 49, 20];
+    (0..len).map(|at| TEXT[(at + seed * 5) % TEXT.len()]).collect()
+}
+
+/// Requests of all kinds, at all temperatures; some begin alike.
+fn requests() -> Vec<Submission> {
+    let request = |i: usize| Submission {
+        prompt: prompt(i % 4, [24, 15, 16, 17, 33, 90, 200, 3][i % 8]),
+        params: SamplingParams {
+            temperature: [0.0, 0.7, 1.0][i % 3],
+            top_p: [1.0, 0.9][i % 2],
+            repetition_penalty: [1.0, 1.0, 1.1][i % 3],
+            seed: i as u64,
+            max_tokens: Some([60, 1, 33][i % 3]),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        },
+        n: [1, 1, 3][i % 3],
+        cache_salt: None,
+        priority: 0,
+        drafting: Drafting::default(),
+    };
+    (0..16).map(request).collect()
+}
+
+struct Serving {
+    service: Service,
+}
+
+impl Serving {
+    fn new(threads: usize, options: ServiceOptions, pages: usize, drafter: Option<&str>) -> Serving {
+        let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
+        let model = target(&pool);
+        let kv_bytes = pages * model.kv_layout(KvFormat::F16).bytes_per_page();
+        let options = ServiceOptions { kv_bytes, context: Some(320), max_running: 12, ..options };
+        let speculation = drafter.map(|name| drafting_with(name, &model, &pool));
+        Serving { service: Service::start(model, byte_tokenizer(), pool, options, speculation) }
+    }
+
+    /// What `requests` are answered when they come at once.
+    fn answers(&self, requests: &[Submission]) -> BTreeMap<(usize, u32), Vec<u32>> {
+        let handle = self.service.handle();
+        let (events, inbox) = mpsc::channel();
+        for (index, request) in requests.iter().enumerate() {
+            let events = events.clone();
+            handle.submit(request.clone(), Box::new(move |event| events.send((index, event)).unwrap())).unwrap();
+        }
+        let mut answers = BTreeMap::<(usize, u32), Vec<u32>>::new();
+        let mut open: u32 = requests.iter().map(|request| request.n).sum();
+        while open > 0 {
+            match inbox.recv().unwrap() {
+                (index, Event::Delta { choice, delta }) => {
+                    answers.entry((index, choice)).or_default().push(delta.token)
+                }
+                (_, Event::Finished { .. }) => open -= 1,
+                (index, Event::Failed { message, .. }) => panic!("request {index}: {message}"),
+            }
+        }
+        answers
+    }
+
+    fn stats(&self) -> Stats {
+        self.service.handle().stats()
+    }
+}
+
+#[test]
+fn no_learned_drafter_changes_an_answer() {
+    let requests = requests();
+    let plain = Serving::new(1, ServiceOptions::default(), 900, None).answers(&requests);
+    for name in DRAFTERS {
+        for (threads, pages, row_budget, prefix_cache) in [(1, 900, 128, true), (2, 22, 7, true), (1, 22, 64, false)] {
+            let options = ServiceOptions { row_budget, prefix_cache, ..ServiceOptions::default() };
+            let serving = Serving::new(threads, options, pages, Some(name));
+            assert_eq!(serving.answers(&requests), plain, "{name}, {pages} pages");
+            let stats = serving.stats();
+            assert!(stats.drafts.checked > 100 && stats.drafts.accepted > 10, "{name}: {:?}", stats.drafts);
+            assert_eq!((stats.kv_pages_used, stats.preemptions > 0), (0, pages < 900), "{name}");
+        }
+    }
+}
+
+/// Medusa's heads with random weights: nearly always wrong, and so a good test of whether that shows.
+fn random_heads(dir: &Path) {
+    let mut state = 7u64;
+    let mut tensor = |shape: &[usize]| -> (Vec<usize>, Vec<u8>) {
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 40) as f32 / (1 << 24) as f32 - 0.5) / 4.0
+        };
+        (shape.to_vec(), (0..shape.iter().product()).flat_map(|_: usize| next().to_le_bytes()).collect())
+    };
+    let mut tensors = Vec::new();
+    for head in 0..3 {
+        tensors.push((format!("medusa_head.{head}.0.linear.weight"), tensor(&[64, 64])));
+        tensors.push((format!("medusa_head.{head}.0.linear.bias"), tensor(&[64])));
+        tensors.push((format!("medusa_head.{head}.1.weight"), tensor(&[256, 64])));
+    }
+    let views = tensors.iter().map(|(name, (shape, data))| {
+        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+    let config = r#"{"medusa_num_heads": 3, "medusa_num_layers": 1}"#;
+    std::fs::write(dir.join("config.json"), config).unwrap();
+}
+
+#[test]
+fn heads_that_are_wrong_change_no_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    random_heads(dir.path());
+    let requests = requests();
+    let plain = Serving::new(1, ServiceOptions::default(), 900, None).answers(&requests);
+    for (threads, pages, row_budget) in [(1, 900, 128), (2, 22, 7)] {
+        let options = ServiceOptions { row_budget, ..ServiceOptions::default() };
+        let serving = Serving::new(threads, options, pages, dir.path().to_str());
+        assert_eq!(serving.answers(&requests), plain, "{pages} pages");
+        let stats = serving.stats();
+        assert!(stats.drafts.checked > 1000, "trees: {:?}", stats.drafts);
+        assert_eq!(stats.kv_pages_used, 0);
+    }
+}
+
+/// What a drafter's answers to one request at a time took.
+fn steps(serving: &Serving, request: &Submission) -> [u64; 3] {
+    let before = serving.stats();
+    serving.answers(std::slice::from_ref(request));
+    let after = serving.stats();
+    [
+        after.drafts.checked - before.drafts.checked,
+        after.drafts.accepted - before.drafts.accepted,
+        after.cached_prompt_tokens - before.cached_prompt_tokens,
+    ]
+}
+
+#[test]
+fn what_a_drafter_knows_comes_with_a_prefix_and_with_chunks() {
+    for name in DRAFTERS {
+        for temperature in [0.0, 1.0] {
+            let params =
+                SamplingParams { temperature, seed: 3, max_tokens: Some(60), ignore_eos: true, ..Default::default() };
+            let request = Submission { prompt: prompt(1, 90), params, n: 1, ..requests().remove(0) };
+            let serving = Serving::new(1, ServiceOptions::default(), 100, Some(name));
+            let [checked, accepted, found] = steps(&serving, &request);
+            assert_eq!(found, 0);
+            let again = steps(&serving, &request);
+            assert_eq!(again, [checked, accepted, 80], "{name}: found in the cache");
+            let options = ServiceOptions { row_budget: 7, prefix_cache: false, ..ServiceOptions::default() };
+            let chunks = steps(&Serving::new(2, options, 100, Some(name)), &request);
+            assert_eq!(chunks, [checked, accepted, 0], "{name}: computed in chunks");
+        }
+    }
+}
