@@ -58,6 +58,16 @@ pub struct Round<'a> {
     pub row_seconds: f64,
 }
 
+/// Share of what a step is worth to a request below which a row is so cheap that drafts are checked in trees.
+const CHEAP_ROW: f64 = 0.08;
+
+impl Round<'_> {
+    /// Whether several ways to go on are worth checking, where so many requests ask.
+    fn are_rows_cheap(&self, asks: usize) -> bool {
+        self.row_seconds < CHEAP_ROW * self.step_seconds / asks.max(1) as f64
+    }
+}
+
 /// A request that could use drafts.
 #[derive(Clone, Copy)]
 pub struct Ask<'a> {

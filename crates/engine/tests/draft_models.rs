@@ -36,7 +36,7 @@ fn drafting_with(model: Model, options: DraftModelOptions) -> Speculation {
 
 fn fixture(name: &str, pool: &Pool) -> Model {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
-    let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
+    let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32, quantise: false };
     Model::load(&Weights::open_dir(&dir).unwrap(), Config::from_dir(&dir).unwrap(), pool, options).unwrap()
 }
 

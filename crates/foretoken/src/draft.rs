@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use draft::{
     Auto, Datastore, DatastoreOptions, Drafter, Lookahead, LookaheadOptions, Merged, Ngram, Predicted, Store, Suffix,
     SuffixOptions,
@@ -49,14 +49,25 @@ pub(crate) struct Allowance {
     #[arg(long, value_name = "MIB", default_value_t = Self::default().draft_kv_memory)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) draft_kv_memory: u32,
+    /// What becomes of the weights of a drafter that was trained for the model: they stay as they are, or become 8-bit
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = DraftQuant::None)]
+    pub(crate) draft_quant: DraftQuant,
     /// Measure anew what rows cost on this machine, which decides how many drafts pay, instead of going by an earlier run
     #[arg(long)]
     pub(crate) measure_costs: bool,
 }
 
+/// What becomes of a learned drafter's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DraftQuant {
+    None,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
 impl Default for Allowance {
     fn default() -> Self {
-        Self { draft_history: 1 << 20, draft_kv_memory: 512, measure_costs: false }
+        Self { draft_history: 1 << 20, draft_kv_memory: 512, draft_quant: DraftQuant::None, measure_costs: false }
     }
 }
 

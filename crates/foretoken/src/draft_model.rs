@@ -9,7 +9,7 @@ use draft::{DraftModel, DraftModelOptions, Drafter};
 use model::{LoadOptions, Model};
 
 use crate::cost_cache::{self, Measured};
-use crate::draft::Allowance;
+use crate::draft::{Allowance, DraftQuant};
 use crate::load::{self, Loaded};
 
 /// Tokens of prompts that a draft model reads in one step at most, beside the newest few of each request.
@@ -27,7 +27,8 @@ impl Allowance {
         if let Some(dir) = load::learned_draft(name)? {
             let (model, vocab) = (&target.model, target.model.config().vocab.min(target.tokenizer.vocab_size()));
             let drafts_for = draft::Target { model, vocab, kv_format: target.kv_format };
-            let options = LoadOptions { isa: target.isa, compute: target.compute };
+            let quantise = self.draft_quant == DraftQuant::Q8_0;
+            let options = LoadOptions { isa: target.isa, compute: target.compute, quantise };
             let context = || format!("cannot draft with {name}");
             return draft::load_learned(&dir, drafts_for, &target.pool, options).with_context(context);
         }

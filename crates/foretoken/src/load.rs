@@ -101,7 +101,8 @@ impl ModelArgs {
         let context = || format!("cannot load {name}");
         let (weights, config, tokenizer, template) = open(&kind, with_template).with_context(context)?;
         tokenizer.check_vocab(config.vocab).with_context(context)?;
-        let model = Model::load(&weights, config, &pool, LoadOptions { isa, compute }).with_context(context)?;
+        let model = Model::load(&weights, config, &pool, LoadOptions { isa, compute, quantise: false })
+            .with_context(context)?;
         let bytes_on_disk = weights.bytes_on_disk();
         let model = Arc::new(model);
         Ok(Loaded { name, bytes_on_disk, model, tokenizer, template, pool, isa, compute, kv_format })
@@ -139,7 +140,7 @@ pub(crate) fn load_draft(name: &str, target: &Loaded) -> Result<LoadedDraft> {
     let (weights, config, tokenizer, _) = open(&kind, false).with_context(context)?;
     tokenizer.check_vocab(config.vocab).with_context(context)?;
     tokenizer.check_drafts_for(&target.tokenizer).with_context(context)?;
-    let options = LoadOptions { isa: target.isa, compute: target.compute };
+    let options = LoadOptions { isa: target.isa, compute: target.compute, quantise: false };
     let model = Model::load(&weights, config, &target.pool, options).with_context(context)?;
     Ok(LoadedDraft { bytes_on_disk: weights.bytes_on_disk(), model: Arc::new(model), name })
 }

@@ -35,3 +35,42 @@ fn a_drafter_of_another_target_is_refused_with_what_differs() {
     assert_eq!(refused.status.code(), Some(1), "{notes}");
     assert!(notes.contains("at least as many layers as 6, and this one has 4"), "{notes}");
 }
+
+#[test]
+fn the_audit_proves_that_trained_drafters_change_nothing() {
+    let model = tiny("drafts/qwen3-target");
+    let names = ["dspark-markov", "dspark-gated", "dspark-rnn", "dflash-deepspec", "dflash-zlab", "eagle3-deepspec"];
+    let drafters = names.map(|name| format!("{}/../../fixtures/drafts/{name}", env!("CARGO_MANIFEST_DIR"))).join(",");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
+    command.args(["audit", "--only", "identity", "--quick", "--drafters", &drafters, "--model"]).arg(model.path());
+    let audit = command.output().unwrap();
+    let (table, notes) = (String::from_utf8_lossy(&audit.stdout), String::from_utf8_lossy(&audit.stderr));
+    assert!(audit.status.success(), "{table}{notes}");
+    assert!(table.matches("identical").count() >= 2 * names.len(), "{table}");
+}
+
+#[test]
+fn a_drafter_that_nobody_trained_can_be_timed() {
+    let model = tiny("drafts/qwen3-target");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
+    command.args([
+        "bench",
+        "draft",
+        "--drafts",
+        "2,4",
+        "--context",
+        "40",
+        "--passes",
+        "2",
+        "--rank",
+        "32",
+        "--q8",
+        "--model",
+    ]);
+    let bench = command.arg(model.path()).output().unwrap();
+    let (table, notes) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{table}{notes}");
+    for name in ["dspark", "dflash", "eagle3"] {
+        assert_eq!(table.lines().filter(|line| line.starts_with(name)).count(), 2, "{table}");
+    }
+}

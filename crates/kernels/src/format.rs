@@ -88,6 +88,22 @@ impl Format {
         want.ok_or(FormatError::Size { format: self, got: 0, want: usize::MAX })
     }
 
+    /// The bytes of `values` in [`Format::Q8_0`], whole blocks of them: each block's greatest magnitude is 127 steps of its
+    /// scale.
+    ///
+    /// # Errors
+    /// [`FormatError::RaggedRow`] when they are not a whole number of blocks.
+    pub fn quantise_q8_0(values: &[f32]) -> Result<Vec<u8>, FormatError> {
+        let mut bytes = Vec::with_capacity(Format::Q8_0.bytes(1, values.len())?);
+        for block in values.chunks_exact(Format::Q8_0.block_len()) {
+            let scale = block.iter().fold(0.0f32, |greatest, value| greatest.max(value.abs())) / 127.0;
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            bytes.extend_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+            bytes.extend(block.iter().map(|value| (value * inverse).round() as i8 as u8));
+        }
+        Ok(bytes)
+    }
+
     /// Decodes whole blocks: `bytes` holds the blocks of exactly `out.len()` values. This is the exact meaning of the
     /// bytes; every packed form must agree with it.
     ///

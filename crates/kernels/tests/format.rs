@@ -57,3 +57,20 @@ fn wrong_sizes_are_errors_and_write_nothing() {
     assert_eq!(ragged, Err(FormatError::RaggedRow { format: Format::Q8_0, cols: 31, block: 32 }));
     assert_eq!(out, [7.0; 256]);
 }
+
+#[test]
+fn values_quantised_to_8_bits_are_within_half_a_step() {
+    let values: Vec<f32> = (0..96).map(|i| ((i * 37 % 101) as f32 - 50.0) / if i < 32 { 1e3 } else { 7.0 }).collect();
+    let zeros = [0.0; 32];
+    let all = [&values[..], &zeros].concat();
+    let bytes = Format::quantise_q8_0(&all).unwrap();
+    let mut back = vec![0.0; all.len()];
+    Format::Q8_0.decode(&bytes, &mut back).unwrap();
+    for (block, decoded) in all.chunks(32).zip(back.chunks(32)) {
+        let greatest = block.iter().fold(0.0f32, |greatest, value| greatest.max(value.abs()));
+        // Half a step of 1/127, and what half precision loses of the scale.
+        let error = greatest * (0.5 / 127.0 + 1.0 / 2048.0);
+        assert!(block.iter().zip(decoded).all(|(a, b)| (a - b).abs() <= error), "{block:?} {decoded:?}");
+    }
+    assert!(Format::quantise_q8_0(&[1.0; 33]).is_err());
+}

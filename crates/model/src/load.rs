@@ -1,6 +1,6 @@
 //! From a weight file to packed matrices: each tensor is read once, packed, and its pages given back.
 
-use kernels::{Compute, Isa, Matrix, PackError, Packer};
+use kernels::{Compute, Format, Isa, Matrix, PackError, Packer, Pool};
 
 use crate::weights::{Weights, WeightsError};
 
@@ -27,6 +27,8 @@ pub struct LoadOptions {
     pub isa: Isa,
     /// Whether matrices are multiplied as stored or in f32.
     pub compute: Compute,
+    /// Whether matrices of floats become 8-bit ones (Q8_0) as they are loaded, where their rows are whole blocks.
+    pub quantise: bool,
 }
 
 /// A matrix `[out, in]` and what is added to its result.
@@ -45,9 +47,17 @@ pub struct Loader<'a> {
     pub packer: Packer<'a>,
     /// What names of the body begin with: `model.`, or nothing in drafts.
     pub prefix: &'static str,
+    /// Whether matrices of floats become 8-bit ones.
+    pub quantise: bool,
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
+    /// A loader on these threads.
+    pub fn new(weights: &'a Weights, pool: &'a Pool, options: LoadOptions, prefix: &'static str) -> Loader<'a> {
+        let LoadOptions { isa, compute, quantise } = options;
+        Loader { weights, packer: Packer::new(pool, isa, compute), prefix, quantise }
+    }
+
     /// The name of a tensor of the body.
     pub(crate) fn body(&self, part: &str) -> String {
         format!("{}{part}", self.prefix)
@@ -73,7 +83,13 @@ impl Loader<'_> {
     pub fn matrix(&self, name: &str, [outputs, inputs]: [usize; 2]) -> Result<Matrix, LoadError> {
         let tensor = self.weights.tensor(name, &[outputs, inputs])?;
         let done = |range| self.weights.release(name, range);
-        let packed = self.packer.pack(tensor.format, (outputs, inputs), tensor.data, done);
+        let packed = match self.quantise && !tensor.format.is_quantised() && inputs % Format::Q8_0.block_len() == 0 {
+            false => self.packer.pack(tensor.format, (outputs, inputs), tensor.data, done),
+            true => {
+                let bytes = Format::quantise_q8_0(&tensor.to_f32()?).map_err(PackError::from);
+                bytes.and_then(|bytes| self.packer.pack(Format::Q8_0, (outputs, inputs), &bytes, |_| ()))
+            }
+        };
         packed.map_err(|source| LoadError::Pack { tensor: name.into(), source })
     }
 

@@ -11,8 +11,8 @@ mod skip;
 use std::sync::Arc;
 
 use kernels::{
-    Activations, Attention, AttentionRow, Isa, KvFormat, KvLayer, KvSlot, Matrix, Packer, Pool, Product, Rope, Strided,
-    add, multiply, rms_norm, rms_norm_in_place, silu_mul,
+    Activations, Attention, AttentionRow, Isa, KvFormat, KvLayer, KvSlot, Matrix, Pool, Product, Rope, Strided, add,
+    multiply, rms_norm, rms_norm_in_place, silu_mul,
 };
 use kv::{KvCache, Layers};
 
@@ -23,7 +23,7 @@ use crate::load::{Linear, LoadError, LoadOptions, Loader};
 use crate::weights::Weights;
 
 pub use block::Backbone;
-pub use eagle::{Eagle, EagleShape};
+pub use eagle::{Eagle, EagleKind, EagleShape};
 pub use skip::SkipError;
 
 /// A loaded model.
@@ -36,8 +36,8 @@ pub struct Model {
     /// `[vocab, hidden]`
     embedding: Arc<Matrix>,
     layers: Vec<Arc<Layer>>,
-    /// `[hidden]`
-    norm: Vec<f32>,
+    /// `[hidden]`; `None`: the head takes what comes out of the layers.
+    norm: Option<Vec<f32>>,
     /// `[vocab, hidden]`; `None`: the embedding.
     head: Option<Arc<Matrix>>,
 }
@@ -83,8 +83,7 @@ impl Model {
     /// # Errors
     /// When a tensor is missing, has the wrong shape or a format that cannot be used.
     pub fn load(weights: &Weights, config: Config, pool: &Pool, options: LoadOptions) -> Result<Model, LoadError> {
-        let packer = Packer::new(pool, options.isa, options.compute);
-        let loader = Loader { weights, packer, prefix: "model." };
+        let loader = Loader::new(weights, pool, options, "model.");
         let Config { vocab, hidden, tie_word_embeddings, .. } = config;
         // The largest matrices first: what is held of the file beside them is then least.
         let table = |name: &str| loader.matrix(name, [vocab, hidden]).map(Arc::new);
@@ -103,7 +102,7 @@ impl Model {
     ) -> Result<Model, LoadError> {
         let layer = |index| architecture::layer(loader, &config, index).map(Arc::new);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
-        let norm = loader.vector(&loader.body("norm.weight"), config.hidden)?;
+        let norm = Some(loader.vector(&loader.body("norm.weight"), config.hidden)?);
         Ok(Model { isa, rope: Model::rope(&config), embedding, layers, norm, head, config })
     }
 
@@ -292,7 +291,10 @@ impl Model {
         let width = self.config.hidden;
         let norm = |row: usize, out: &mut [f32]| {
             let row = &hidden[row * width..(row + 1) * width];
-            rms_norm(self.isa, row, &self.norm, self.config.norm_eps, out);
+            match &self.norm {
+                Some(norm) => rms_norm(self.isa, row, norm, self.config.norm_eps, out),
+                None => out.copy_from_slice(row),
+            }
         };
         for (tap, out) in taps.iter().zip(tapped) {
             if *tap == Tap::Final {
@@ -305,12 +307,16 @@ impl Model {
         multiply(pool, x, &mut [Product::new(head, logits)]);
     }
 
-    /// Norms the residual stream into `x`, in the form that `linears` need.
+    /// Norms the residual stream into `x`, in the form that `linears` need. Without a weight it goes there as it is.
     fn norm(&self, x: &mut Activations, pool: &Pool, hidden: &[f32], rows: usize, weight: &[f32], linears: &[&Linear]) {
         let width = self.config.hidden;
         let quantise = linears.iter().any(|linear| linear.matrix.format().is_quantised());
         x.fill(pool, self.isa, (rows, width), quantise, |row, out| {
-            rms_norm(self.isa, &hidden[row * width..(row + 1) * width], weight, self.config.norm_eps, out);
+            let row = &hidden[row * width..(row + 1) * width];
+            match weight.is_empty() {
+                false => rms_norm(self.isa, row, weight, self.config.norm_eps, out),
+                true => out.copy_from_slice(row),
+            }
         });
     }
 
@@ -373,7 +379,7 @@ impl Workspace {
         ] {
             buffer.resize(rows * width, 0.0);
         }
-        self.logits.resize(self.plan.logit_rows.len() * config.vocab, 0.0);
+        self.logits.resize(self.plan.logit_rows.len() * model.head().outputs(), 0.0);
         self.taps.resize_with(taps, Vec::new);
         for tap in &mut self.taps {
             tap.resize(rows * config.hidden, 0.0);

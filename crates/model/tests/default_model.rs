@@ -25,7 +25,7 @@ fn load(isa: Isa, compute: Compute, threads: usize) -> Loaded {
     let weights = Weights::open_gguf(&path).expect("opens");
     let config = Config::from_gguf(weights.gguf().expect("a GGUF file")).expect("config");
     let pool = Pool::new(NonZeroUsize::new(threads).expect("not zero"));
-    let model = Model::load(&weights, config, &pool, LoadOptions { isa, compute }).expect("loads");
+    let model = Model::load(&weights, config, &pool, LoadOptions { isa, compute, quantise: false }).expect("loads");
     Loaded { model, pool, workspace: Workspace::new() }
 }
 

@@ -40,7 +40,7 @@ impl Loaded {
         let config = Config::from_dir(&dir).expect("config");
         let weights = Weights::open_dir(&dir).expect("weights");
         let pool = Pool::new(NonZeroUsize::new(threads).expect("not zero"));
-        let options = LoadOptions { isa, compute: Compute::F32 };
+        let options = LoadOptions { isa, compute: Compute::F32, quantise: false };
         let model = Model::load(&weights, config, &pool, options).expect("loads");
         let mut cache = KvCache::new(model.kv_layout(KvFormat::F32), 8);
         let mut sequence = Sequence::new();

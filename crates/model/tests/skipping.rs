@@ -13,7 +13,7 @@ const TOKENS: [u32; 24] = [5, 77, 3, 200, 14, 9, 31, 128, 64, 2, 250, 17, 90, 44
 
 fn load(name: &str, pool: &Pool) -> Model {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/targets").join(name);
-    let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32 };
+    let options = LoadOptions { isa: Isa::detect(), compute: Compute::F32, quantise: false };
     Model::load(&Weights::open_dir(&dir).unwrap(), Config::from_dir(&dir).unwrap(), pool, options).unwrap()
 }
 

@@ -19,7 +19,7 @@ pub fn target_dir(name: &str) -> PathBuf {
 
 /// How the tiny models are computed: in f32, as well as this machine can.
 pub fn options() -> LoadOptions {
-    LoadOptions { isa: Isa::detect(), compute: Compute::F32 }
+    LoadOptions { isa: Isa::detect(), compute: Compute::F32, quantise: false }
 }
 
 /// The target of this name.

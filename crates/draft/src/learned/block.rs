@@ -1,16 +1,16 @@
 //! Block drafters: all drafts of a round from one forward over the anchor and masks (DFlash, Chen et al. 2026; DSpark,
 //! section 3), each then corrected by the one before it.
 
-use kernels::{KvFormat, Packer, Pool};
+use kernels::{KvFormat, Pool};
 use kv::{Attached, KvCache};
 use model::config::Config;
 use model::weights::Weights;
 use model::{Backbone, ForwardError, LoadOptions, Loader, Logits, Segment, Tap, Visibility, Workspace};
-use spec::{Drawn, Proposal};
+use spec::{Drawn, Expansion, Proposal, SequentialTemperature, product_tree};
 
 use super::format::BlockFormat;
-use super::heads::{ConfidenceHead, MarkovHead, Step, sigmoid};
-use super::{LearnedError, Target, fits_taps, gathered};
+use super::heads::{ConfidenceHead, MarkovHead, Step, StepOf, sigmoid};
+use super::{LearnedError, Target, fits_taps, gathered, known_ids, likeliest, spread};
 use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence};
 
 /// Drafts a block at a time.
@@ -21,6 +21,10 @@ pub(super) struct BlockDraft {
     pub(super) backbone: Backbone,
     pub(super) markov: Option<MarkovHead>,
     pub(super) confidence: Option<ConfidenceHead>,
+    /// Of the confidences, one for each draft of a block.
+    temperatures: Option<SequentialTemperature>,
+    /// For each token that the head knows, the target's.
+    ids: Option<Vec<u32>>,
     pub(super) format: BlockFormat,
     kv_format: KvFormat,
     pub(super) attached: Option<Attached>,
@@ -40,24 +44,33 @@ struct Block<'a> {
     tokens: Vec<u32>,
     proposal: Proposal,
     drafts: Vec<u32>,
+    /// Where a tree is drafted: what each row says, however the others decide.
+    words: Vec<Expansion>,
     open: bool,
 }
+
+/// Words of a row that a tree is made of, and drafts of a tree for each row.
+const WORDS: usize = 8;
+const DRAFTS_OF_A_ROW: usize = 3;
 
 impl BlockDraft {
     pub(super) fn load(
         weights: &Weights,
         config: Config,
-        format: BlockFormat,
+        (format, temperatures): (BlockFormat, Option<SequentialTemperature>),
         target: Target<'_>,
         pool: &Pool,
         options: LoadOptions,
     ) -> Result<BlockDraft, LearnedError> {
         fits(&config, &format, target)?;
-        let (hidden, vocab) = (config.hidden, config.vocab);
-        let backbone = Backbone::load(weights, config, format.taps.len(), target.model, pool, options)?;
-        let loader = Loader { weights, packer: Packer::new(pool, options.isa, options.compute), prefix: "" };
+        let (hidden, vocab) = (config.hidden, target.model.config().vocab);
+        let config = Config { vocab, ..config };
+        let (taps, known) = (format.taps.len(), format.known.unwrap_or(vocab));
+        let ids = known_ids(weights, known, vocab)?;
+        let backbone = Backbone::load(weights, config, (taps, format.known), target.model, pool, options)?;
+        let loader = Loader::new(weights, pool, options, "");
         let markov = match format.markov {
-            Some(markov) => Some(MarkovHead::load(&loader, options.isa, markov, [vocab, hidden])?),
+            Some(markov) => Some(MarkovHead::load(&loader, options.isa, markov, [vocab, known, hidden])?),
             None => None,
         };
         let rank = format.markov.map_or(0, |markov| markov.rank);
@@ -67,12 +80,19 @@ impl BlockDraft {
         };
         let (workspace, step) = (Workspace::new(), Step::default());
         let Target { vocab, kv_format, .. } = target;
-        Ok(BlockDraft { backbone, markov, confidence, format, kv_format, attached: None, vocab, workspace, step })
-    }
-
-    /// Drafts of a block.
-    fn drafts(&self) -> usize {
-        self.format.block - usize::from(!self.format.anchor_first)
+        Ok(BlockDraft {
+            backbone,
+            markov,
+            confidence,
+            temperatures,
+            ids,
+            format,
+            kv_format,
+            attached: None,
+            vocab,
+            workspace,
+            step,
+        })
     }
 
     fn begin<'a>(&self, index: usize, ask: &'a Ask<'a>) -> Result<Block<'a>, Silence> {
@@ -85,57 +105,134 @@ impl BlockDraft {
         }
         let mut tokens = vec![self.format.mask; self.format.block];
         tokens[0] = ask.anchor();
-        let (proposal, drafts) = (Proposal::new(ask.anchor()), Vec::new());
-        Ok(Block { index, ask, max_drafts: ask.max_drafts.min(self.drafts()), tokens, proposal, drafts, open: true })
+        let (proposal, drafts, words) = (Proposal::new(ask.anchor()), Vec::new(), Vec::new());
+        Ok(Block {
+            index,
+            ask,
+            max_drafts: ask.max_drafts.min(self.format.drafts()),
+            tokens,
+            proposal,
+            drafts,
+            words,
+            open: true,
+        })
     }
 
-    /// Runs the blocks and lets each say its drafts, one after another.
-    fn run(&mut self, pool: &Pool, cache: &mut KvCache, blocks: &mut [Block<'_>]) -> Result<(), ForwardError> {
+    /// Runs the blocks and lets each say its drafts, one after another. With `trees` blocks whose rows do not look at each
+    /// other's words say several ways to go on (DDTree, Ringel and Romano 2026, arXiv 2604.12989).
+    fn run(
+        &mut self,
+        pool: &Pool,
+        cache: &mut KvCache,
+        blocks: &mut [Block<'_>],
+        trees: bool,
+    ) -> Result<(), ForwardError> {
         let Some(attached) = &self.attached else { return Ok(()) };
-        let Self { backbone, markov, confidence, format, vocab, workspace, step, .. } = self;
+        let Self { backbone, confidence, temperatures, ids, format, vocab, workspace, step, .. } = self;
+        // Where the likeliest token is all that is asked for, the others' biases need not be known.
+        let short = confidence.is_some() && blocks.iter().all(|block| block.ask.choose.takes_likeliest());
+        let heads = Heads {
+            markov: self.markov.as_ref(),
+            confidence: confidence.as_ref(),
+            temperatures: temperatures.as_ref(),
+            ids: ids.as_deref(),
+            vocab: *vocab,
+            short,
+            trees,
+        };
         let rows: Vec<usize> = (usize::from(!format.anchor_first)..format.block).collect();
         let segments: Vec<Segment<'_>> = blocks.iter().map(|block| block.segment(&rows)).collect();
         let output = backbone.forward(workspace, pool, cache.attached(attached), &segments)?;
         drop(segments);
-        let (width, logits_width) = (backbone.config().hidden, output.logits.len() / (blocks.len() * rows.len()));
-        if let Some(markov) = markov {
+        let (width, known) = (backbone.config().hidden, output.logits.len() / (blocks.len() * rows.len()));
+        let rows =
+            Rows { hidden: &output.taps[0], width, logits: output.logits, known, rows: &rows, block: format.block };
+        if let Some(markov) = heads.markov {
             markov.begin(step, blocks.len());
         }
-        for depth in 0..rows.len() {
-            let hidden = |block: usize| {
-                let row = block * format.block + rows[depth];
-                &output.taps[0][row * width..(row + 1) * width]
-            };
-            if let Some(markov) = markov {
+        for depth in 0..rows.rows.len() {
+            if let Some(markov) = heads.markov {
                 let before: Vec<u32> = blocks.iter().map(Block::before).collect();
-                markov.advance(step, pool, &before, hidden);
-            }
-            let count = blocks.len();
-            let Step { embeddings, biases, .. } = &*step;
-            pool.for_each_mut(blocks, |at, block| {
-                if !block.open || depth >= block.max_drafts {
-                    return;
+                markov.advance(step, pool, &before, |block| rows.hidden(block, depth));
+                if !short {
+                    markov.biases(step, pool);
                 }
-                let base = &output.logits[(at * rows.len() + depth) * logits_width..][..*vocab];
-                let of = |all: &'_ [f32], width: usize| -> std::ops::Range<usize> {
-                    let width = if all.is_empty() { 0 } else { width };
-                    at * width..(at + 1) * width
-                };
-                let sure = confidence.as_ref().map(|head| {
-                    let embedding = &embeddings[of(embeddings, embeddings.len() / count)];
-                    f64::from(sigmoid(head.logit(hidden(at), embedding)))
-                });
-                match markov {
-                    None => block.extend(base, sure),
-                    Some(_) => {
-                        let bias = &biases[of(biases, biases.len() / count)];
-                        let corrected: Vec<f32> = base.iter().zip(bias).map(|(base, bias)| base + bias).collect();
-                        block.extend(&corrected, sure);
-                    }
+            }
+            let step = &*step;
+            pool.for_each_mut(blocks, |at, block| {
+                if block.open && depth < block.max_drafts {
+                    heads.say(block, step.of(at), depth, rows.hidden(at, depth), rows.logits(at, depth));
                 }
             });
         }
         Ok(())
+    }
+}
+
+/// What came of all blocks' rows.
+struct Rows<'a> {
+    /// `[blocks, block, width]`
+    hidden: &'a [f32],
+    width: usize,
+    /// `[blocks, rows that give a draft, known]`
+    logits: &'a [f32],
+    known: usize,
+    /// Of a block, those that give a draft.
+    rows: &'a [usize],
+    block: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Of the row of a block that gives its draft number `depth`, from 0.
+    fn hidden(&self, block: usize, depth: usize) -> &'a [f32] {
+        let row = block * self.block + self.rows[depth];
+        &self.hidden[row * self.width..(row + 1) * self.width]
+    }
+
+    fn logits(&self, block: usize, depth: usize) -> &'a [f32] {
+        let row = block * self.rows.len() + depth;
+        &self.logits[row * self.known..(row + 1) * self.known]
+    }
+}
+
+/// What makes a draft of a row.
+struct Heads<'a> {
+    markov: Option<&'a MarkovHead>,
+    confidence: Option<&'a ConfidenceHead>,
+    temperatures: Option<&'a SequentialTemperature>,
+    /// For each token that the head knows, the target's.
+    ids: Option<&'a [u32]>,
+    /// Tokens that the target knows.
+    vocab: usize,
+    /// Only the likeliest tokens are asked for.
+    short: bool,
+    /// Several ways to go on are asked for.
+    trees: bool,
+}
+
+impl Heads<'_> {
+    /// Adds the draft of a row to its block. `step`: what the draft before it has left.
+    fn say(&self, block: &mut Block<'_>, step: StepOf<'_>, depth: usize, hidden: &[f32], logits: &[f32]) {
+        let sure = self.confidence.map(|head| {
+            let sure = f64::from(sigmoid(head.logit(hidden, step.embedding)));
+            self.temperatures.map_or(sure, |temperatures| temperatures.confidence(depth, sure))
+        });
+        match self.markov {
+            Some(markov) if self.short => {
+                let known = self.ids.map_or(self.vocab, <[u32]>::len).min(logits.len());
+                let token = markov.likeliest(step.given, &logits[..known]);
+                let token = token.map(|token| self.ids.map_or(token as u32, |ids| ids[token]));
+                block.open = token.zip(sure).and_then(|(token, sure)| block.point(token, sure)).is_some();
+            }
+            Some(_) => {
+                let corrected: Vec<f32> = logits.iter().zip(step.bias).map(|(logit, bias)| logit + bias).collect();
+                block.extend(&spread(&corrected, self.ids, self.vocab), sure);
+            }
+            None if self.trees && !block.ask.choose.draws() => {
+                block.words.push(likeliest(&spread(logits, self.ids, self.vocab), WORDS));
+            }
+            None => block.extend(&spread(logits, self.ids, self.vocab), sure),
+        }
     }
 }
 
@@ -147,7 +244,7 @@ fn fits(config: &Config, format: &BlockFormat, target: Target<'_>) -> Result<(),
     if config.hidden != ours.hidden {
         return other("the hidden size", config.hidden, ours.hidden);
     }
-    if config.vocab != ours.vocab {
+    if format.known.is_none() && config.vocab != ours.vocab {
         return other("the vocabulary", config.vocab, ours.vocab);
     }
     if format.mask as usize >= ours.vocab {
@@ -170,6 +267,13 @@ impl Block<'_> {
     /// Adds the draft that the request chooses by `logits`, `[vocab]`, of which a head may say how `sure` it is.
     fn extend(&mut self, logits: &[f32], sure: Option<f64>) {
         self.open = self.add(logits, sure).is_some();
+    }
+
+    /// Adds a draft that no chance chose.
+    fn point(&mut self, token: u32, confidence: f64) -> Option<()> {
+        self.proposal.add_point(self.drafts.len(), token, confidence).ok()?;
+        self.drafts.push(token);
+        Some(())
     }
 
     fn add(&mut self, logits: &[f32], sure: Option<f64>) -> Option<()> {
@@ -226,10 +330,18 @@ impl Drafter for BlockDraft {
             }
         }
         if !blocks.is_empty() {
-            let run = self.run(round.pool, round.cache, &mut blocks);
+            let trees = round.are_rows_cheap(asks.len());
+            let run = self.run(round.pool, round.cache, &mut blocks, trees);
             run.map_err(|error| DraftError { drafter: self.name(), message: error.to_string() })?;
         }
-        for Block { index, proposal, .. } in blocks {
+        for Block { index, ask, proposal, words, .. } in blocks {
+            let proposal = match words.len() {
+                0 => proposal,
+                rows => match product_tree(ask.anchor(), &words, rows * DRAFTS_OF_A_ROW) {
+                    Ok(tree) => tree.into(),
+                    Err(_) => proposal,
+                },
+            };
             if proposal.tree().drafts() > 0 {
                 answers[index] = Ok(proposal);
             }

@@ -1,16 +1,17 @@
-//! Feature-level drafters: one token after the other, each from the feature that the one before it gave (EAGLE-3, Li et al.
-//! 2025, arXiv 2503.01840).
+//! Feature-level drafters: one token after the other, each from the feature that the one before it gave (EAGLE, Li et al.
+//! 2024, arXiv 2401.15077; EAGLE-3, 2025, arXiv 2503.01840), or from the target's last hidden state (multi-token prediction,
+//! DeepSeek-V3, arXiv 2412.19437).
 
 use kernels::{KvFormat, Pool};
 use kv::{Attached, KvCache};
 use model::config::Config;
 use model::weights::Weights;
-use model::{Eagle, EagleShape, ForwardError, LoadOptions, Logits, Segment, Tap, Visibility, Workspace};
+use model::{Eagle, EagleKind, EagleShape, ForwardError, LoadOptions, Logits, Segment, Tap, Visibility, Workspace};
 use spec::{Drawn, Proposal};
 
-use super::format::FeatureFormat;
+use super::format::{FeatureFormat, FeatureKind};
 use super::grove::{Grove, Tree, TreeShape};
-use super::{LearnedError, Target, fits_taps, gathered};
+use super::{LearnedError, Target, fits_taps, gathered, known_ids, spread};
 use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence};
 
 /// Drafts from features.
@@ -19,6 +20,7 @@ use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence};
 /// first draft begins with. A round writes its drafts' keys and values where the target's next rows will be.
 pub(super) struct FeatureDraft {
     pub(super) eagle: Eagle,
+    name: &'static str,
     taps: Vec<Tap>,
     steps: usize,
     /// How large trees are, where they are drafted.
@@ -33,9 +35,6 @@ pub(super) struct FeatureDraft {
     /// `[asks, hidden]`
     features: Vec<f32>,
 }
-
-/// Share of a step below which a row is so cheap that drafts are checked in trees.
-const CHEAP_ROW: f64 = 0.08;
 
 /// Drafts of a tree, and what is expanded of each level.
 const TREE_DRAFTS: usize = 16;
@@ -67,22 +66,38 @@ impl FeatureDraft {
             let (draft, target) = (config.vocab, ours.vocab);
             return Err(LearnedError::OtherTarget { what: "the vocabulary", draft, target });
         }
-        let taps = if format.taps.is_empty() { usual_taps(ours.layers) } else { format.taps };
+        let taps = match format.kind {
+            FeatureKind::Third { .. } if format.taps.is_empty() => usual_taps(ours.layers),
+            FeatureKind::Third { .. } => format.taps,
+            FeatureKind::First | FeatureKind::Module { .. } => vec![Tap::Final],
+        };
         fits_taps(&taps, target)?;
         let known = format.known.unwrap_or(config.vocab);
-        let ids = match weights.has("d2t") {
-            true => Some(ids(weights, known, config.vocab)?),
-            false => None,
+        let ids = known_ids(weights, known, config.vocab)?;
+        let (kind, head) = match format.kind {
+            FeatureKind::First => (EagleKind::First, None),
+            FeatureKind::Third { normed_residual } => {
+                let kind = EagleKind::Third { taps: taps.len(), normed_residual };
+                (kind, weights.has("lm_head.weight").then_some(known))
+            }
+            FeatureKind::Module { layer } => {
+                let own = weights.has(&format!("model.layers.{layer}.shared_head.head.weight"));
+                (EagleKind::Module { layer }, own.then_some(known))
+            }
         };
-        let head = weights.has("lm_head.weight").then_some(known);
-        let shape = EagleShape { taps: taps.len(), head };
+        let name = match format.kind {
+            FeatureKind::First => "eagle",
+            FeatureKind::Third { .. } => "eagle3",
+            FeatureKind::Module { .. } => "mtp",
+        };
+        let shape = EagleShape { kind, head };
         let eagle = Eagle::load(weights, config, shape, target.model, pool, options)?;
         let Target { vocab, kv_format, .. } = target;
         let (workspace, features) = (Workspace::new(), Vec::new());
         let steps = format.steps;
         let tree = TreeShape { top_k: TOP_K, rounds: steps - 1, drafts: TREE_DRAFTS };
         let attached = None;
-        Ok(FeatureDraft { eagle, taps, steps, tree, kv_format, attached, ids, vocab, workspace, features })
+        Ok(FeatureDraft { eagle, name, taps, steps, tree, kv_format, attached, ids, vocab, workspace, features })
     }
 
     /// Why a request can have no drafts of which so many slots are computed.
@@ -178,32 +193,6 @@ fn usual_taps(layers: usize) -> Vec<Tap> {
         .into()
 }
 
-/// The target's token for each that the head knows: the file has their distances.
-fn ids(weights: &Weights, known: usize, vocab: usize) -> Result<Vec<u32>, LearnedError> {
-    let offsets = weights.integers("d2t", known)?;
-    let id = |(id, offset): (usize, i64)| {
-        let token = id as i64 + offset;
-        u32::try_from(token).ok().filter(|&token| (token as usize) < vocab).ok_or(LearnedError::OtherTarget {
-            what: "d2t with the token",
-            draft: token.max(0) as usize,
-            target: vocab,
-        })
-    };
-    offsets.into_iter().enumerate().map(id).collect()
-}
-
-/// Logits over the target's vocabulary from those over the draft's.
-fn spread(logits: &[f32], ids: Option<&[u32]>, vocab: usize) -> Vec<f32> {
-    let Some(ids) = ids else { return logits[..vocab.min(logits.len())].to_vec() };
-    let mut all = vec![f32::NEG_INFINITY; vocab];
-    for (&id, &logit) in ids.iter().zip(logits) {
-        if let Some(slot) = all.get_mut(id as usize) {
-            *slot = logit;
-        }
-    }
-    all
-}
-
 impl Chain<'_> {
     /// The newest token, at its place.
     fn segment(&self) -> Segment<'_> {
@@ -240,7 +229,7 @@ impl Chain<'_> {
 
 impl Drafter for FeatureDraft {
     fn name(&self) -> &'static str {
-        "eagle3"
+        self.name
     }
 
     fn taps(&self) -> Vec<Tap> {
@@ -270,7 +259,7 @@ impl Drafter for FeatureDraft {
     ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         let mut answers = vec![Err(Silence::NoMatch); asks.len()];
         let (mut chains, mut trees) = (Vec::new(), Vec::new());
-        let cheap = round.row_seconds < CHEAP_ROW * round.step_seconds / asks.len() as f64;
+        let cheap = round.are_rows_cheap(asks.len());
         for (index, ask) in asks.iter().enumerate() {
             if cheap && !ask.choose.draws() && self.silence(ask, self.tree.slots()).is_none() {
                 trees.push((index, ask));
@@ -281,7 +270,8 @@ impl Drafter for FeatureDraft {
                 Err(silence) => answers[index] = Err(silence),
             }
         }
-        let failed = |error: ForwardError| DraftError { drafter: "eagle3", message: error.to_string() };
+        let drafter = self.name;
+        let failed = |error: ForwardError| DraftError { drafter, message: error.to_string() };
         let done = self.run(round.pool, round.cache, chains).map_err(failed)?;
         let grown = self.grow(round, trees).map_err(failed)?;
         let chains = done.into_iter().map(|chain| (chain.index, Some(chain.proposal)));

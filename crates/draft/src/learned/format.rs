@@ -1,11 +1,14 @@
 //! What a checkpoint's `config.json` says of how it drafts, whoever wrote it.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use model::Tap;
 use model::config::ConfigError;
+use model::weights::Weights;
 use serde_json::Value;
+use spec::SequentialTemperature;
 
 use super::LearnedError;
 
@@ -28,12 +31,30 @@ pub(super) struct MedusaFormat {
 /// How a feature-level drafter drafts: one token after the other (EAGLE-3).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FeatureFormat {
-    /// The target's hidden states that it reads, in the order of the fusion's inputs; none: three, by the target's depth.
+    /// The generation of EAGLE, or what else it is.
+    pub(super) kind: FeatureKind,
+    /// The target's hidden states that it reads, in the order of the fusion's inputs; none: as its kind does.
     pub(super) taps: Vec<Tap>,
     /// Drafts that it was trained to say in a row.
     pub(super) steps: usize,
     /// Tokens that its own head knows, if those are fewer than the target's.
     pub(super) known: Option<usize>,
+    /// The object of `config.json` that describes its layer; `None`: the whole.
+    part: Option<&'static str>,
+}
+
+/// What a feature-level drafter makes its drafts from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FeatureKind {
+    /// EAGLE-1 and 2.
+    First,
+    Third {
+        normed_residual: bool,
+    },
+    /// A module for multi-token prediction, with its number among the layers of its checkpoint.
+    Module {
+        layer: usize,
+    },
 }
 
 /// Drafts in a row where a checkpoint does not say how many it was trained for.
@@ -55,6 +76,10 @@ pub(super) struct BlockFormat {
     pub(super) markov: Option<Markov>,
     /// Whether a head says how sure each draft is, and whether that looks at the draft before it.
     pub(super) confidence: Option<bool>,
+    /// Tokens that its own head knows; `None`: it has the target's.
+    pub(super) known: Option<usize>,
+    /// The object of `config.json` that describes its layers; `None`: the whole.
+    part: Option<&'static str>,
 }
 
 /// The head that makes a draft depend on the one before it.
@@ -82,7 +107,23 @@ struct Fields {
     nested: &'static str,
 }
 
+impl BlockFormat {
+    /// Drafts of a block.
+    pub(super) fn drafts(&self) -> usize {
+        self.block - usize::from(!self.anchor_first)
+    }
+}
+
 impl Format {
+    /// The object of `config.json` that describes the draft's layers; `None`: the whole.
+    pub(super) fn part(&self) -> Option<&'static str> {
+        match self {
+            Format::Block(format) => format.part,
+            Format::Feature(format) => format.part,
+            Format::Medusa(_) => None,
+        }
+    }
+
     /// What the names of its tensors begin with.
     pub(super) fn tensors(&self) -> &'static [&'static str] {
         match self {
@@ -95,7 +136,12 @@ impl Format {
                 "layers.",
                 "markov_head.",
                 "confidence_head.",
+                "d2t",
+                "t2d",
             ],
+            Format::Feature(FeatureFormat { kind: FeatureKind::Module { .. }, .. }) => {
+                &["model.", "lm_head.weight", "embed_tokens.weight"]
+            }
             Format::Feature(_) => {
                 &["embed_tokens.weight", "lm_head.weight", "fc.", "norm.weight", "layers.0.", "midlayer.", "d2t", "t2d"]
             }
@@ -114,14 +160,50 @@ impl Format {
     }
 }
 
+/// The file beside a draft that its confidences are calibrated by.
+const CALIBRATION: &str = "calibration.json";
+
+/// The temperatures beside a draft, one for each of the `drafts` of a block; `None`: there are none.
+pub(super) fn calibration(dir: &Path, drafts: usize) -> Result<Option<SequentialTemperature>, LearnedError> {
+    let path = dir.join(CALIBRATION);
+    let file = path.display().to_string();
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(ConfigError::Io { file, source }.into()),
+    };
+    let wrong = |problem: String| LearnedError::Field { file: file.clone(), field: "temperatures", problem };
+    let root: Value = serde_json::from_str(&text)
+        .map_err(|error| ConfigError::Json { file: file.clone(), problem: error.to_string() })?;
+    let values = root.get("temperatures").and_then(Value::as_array);
+    let values = values.and_then(|values| values.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>());
+    let temperatures = values.ok_or_else(|| wrong("is missing, or no list of numbers".into()))?;
+    if temperatures.len() != drafts {
+        return Err(wrong(format!("has {} numbers, where a block has {drafts} drafts", temperatures.len())));
+    }
+    SequentialTemperature::new(temperatures).map(Some).map_err(|error| wrong(format!("is wrong: {error}")))
+}
+
 impl Fields {
     fn format(&self) -> Result<Option<Format>, LearnedError> {
         let names = self.root.get("architectures").and_then(Value::as_array);
         let architecture = names.and_then(|names| names.first()).and_then(Value::as_str).unwrap_or_default();
         match architecture {
-            "Qwen3DSparkModel" => self.block(true).map(Format::Block).map(Some),
+            "Qwen3DSparkModel" | "DSparkDraftModel" => self.block(true).map(Format::Block).map(Some),
             "DFlashDraftModel" => self.block(false).map(Format::Block).map(Some),
-            "Qwen3Eagle3Model" | "LlamaForCausalLMEagle3" => self.feature().map(Format::Feature).map(Some),
+            "Qwen3Eagle3Model" | "LlamaForCausalLMEagle3" => {
+                let normed_residual = self.flag("norm_before_residual")?;
+                self.feature(FeatureKind::Third { normed_residual }).map(Format::Feature).map(Some)
+            }
+            _ if self.find("speculators_model_type").is_some() => self.speculators().map(Some),
+            _ if self.find("num_nextn_predict_layers").and_then(Value::as_u64).is_some_and(|modules| modules > 0) => {
+                let layer = self.number("num_hidden_layers")?;
+                self.feature(FeatureKind::Module { layer }).map(Format::Feature).map(Some)
+            }
+            // A model of one layer, but for its tensors.
+            _ if self.find("num_hidden_layers").and_then(Value::as_u64) == Some(1) && self.has_tensor("fc.weight") => {
+                self.feature(FeatureKind::First).map(Format::Feature).map(Some)
+            }
             _ if self.find("medusa_num_heads").is_some() => self.medusa().map(Format::Medusa).map(Some),
             _ => Ok(None),
         }
@@ -137,20 +219,75 @@ impl Fields {
         Ok(MedusaFormat { heads, blocks })
     }
 
-    fn feature(&self) -> Result<FeatureFormat, LearnedError> {
+    /// Whether the weights beside the config can be opened and have this tensor.
+    fn has_tensor(&self, name: &str) -> bool {
+        let dir = Path::new(&self.file).parent().unwrap_or(Path::new("."));
+        Weights::open_dir(dir).is_ok_and(|weights| weights.has(name))
+    }
+
+    fn feature(&self, kind: FeatureKind) -> Result<FeatureFormat, LearnedError> {
         let optional = |field: &'static str| match self.find(field) {
             None | Some(Value::Null) => Ok(None),
             Some(_) => self.number(field).map(Some),
         };
-        let (known, vocab) = (optional("draft_vocab_size")?, self.number("vocab_size")?);
         Ok(FeatureFormat {
-            taps: if self.find("target_layer_ids").is_some() { self.taps()? } else { Vec::new() },
+            kind,
+            taps: if self.find("target_layer_ids").is_some() { self.taps("target_layer_ids", 0)? } else { Vec::new() },
             steps: optional("ttt_length")?.unwrap_or(STEPS).clamp(1, 64),
-            known: known.filter(|&known| known != vocab),
+            known: optional("draft_vocab_size")?,
+            part: None,
         })
     }
 
+    /// The files of the library speculators, in which ids of layers are of those whose inputs are read.
+    fn speculators(&self) -> Result<Format, LearnedError> {
+        const PART: Option<&str> = Some("transformer_layer_config");
+        match self.find("speculators_model_type").and_then(Value::as_str).unwrap_or_default() {
+            "eagle3" => {
+                let ids = "eagle_aux_hidden_state_layer_ids";
+                let given = self.find(ids).is_some_and(|ids| !ids.is_null());
+                let taps = if given { self.taps(ids, -1)? } else { Vec::new() };
+                let steps = self.speculative_tokens().unwrap_or(STEPS).clamp(1, 64);
+                let kind = FeatureKind::Third { normed_residual: self.flag("norm_before_residual")? };
+                Ok(Format::Feature(FeatureFormat { taps, steps, part: PART, ..self.feature(kind)? }))
+            }
+            "dspark" | "dflash" => {
+                let block = self.number("block_size")?;
+                let known = match self.find("draft_vocab_size") {
+                    None | Some(Value::Null) => None,
+                    Some(_) => Some(self.number("draft_vocab_size")?),
+                };
+                let anchor_first = match (self.find("sample_from_anchor"), self.speculative_tokens()) {
+                    (Some(Value::Bool(from_anchor)), _) => *from_anchor,
+                    (_, Some(tokens)) if tokens == block => true,
+                    (_, Some(tokens)) if tokens + 1 == block => false,
+                    _ => {
+                        let problem = "is missing, and the number of speculative tokens does not tell whether the \
+                                       anchor's row gives a draft";
+                        return Err(self.wrong("sample_from_anchor", problem.into()));
+                    }
+                };
+                let taps = self.taps("aux_hidden_state_layer_ids", -1)?;
+                Ok(Format::Block(BlockFormat { taps, known, part: PART, ..self.block_of(anchor_first, Vec::new())? }))
+            }
+            other => {
+                let problem = format!("is {other:?}; known are eagle3, dflash and dspark");
+                Err(self.wrong("speculators_model_type", problem))
+            }
+        }
+    }
+
+    /// Drafts of a round, as speculators has it.
+    fn speculative_tokens(&self) -> Option<usize> {
+        let methods = self.root.get("speculators_config")?.get("proposal_methods")?.as_array()?;
+        methods.first()?.get("speculative_tokens")?.as_u64().map(|tokens| tokens as usize)
+    }
+
     fn block(&self, anchor_first: bool) -> Result<BlockFormat, LearnedError> {
+        self.block_of(anchor_first, self.taps("target_layer_ids", 0)?)
+    }
+
+    fn block_of(&self, anchor_first: bool, taps: Vec<Tap>) -> Result<BlockFormat, LearnedError> {
         let windows = self.find("layer_types").and_then(Value::as_array);
         let slides = windows.is_some_and(|types| types.iter().any(|kind| kind == "sliding_attention"));
         if slides || self.flag("use_swa")? {
@@ -168,7 +305,9 @@ impl Fields {
             block,
             anchor_first,
             mask,
-            taps: self.taps()?,
+            taps,
+            known: None,
+            part: None,
             markov: self.markov()?,
             confidence: match self.flag("enable_confidence_head")? {
                 true => Some(self.flag("confidence_head_with_markov")?),
@@ -177,15 +316,14 @@ impl Fields {
         })
     }
 
-    /// Ids are of the layers whose outputs are read; -1 is the embedding.
-    fn taps(&self) -> Result<Vec<Tap>, LearnedError> {
-        const FIELD: &str = "target_layer_ids";
-        let ids = self.find(FIELD).and_then(Value::as_array).filter(|ids| !ids.is_empty());
-        let ids = ids.ok_or_else(|| self.wrong(FIELD, "is missing, or no list of layers".into()))?;
-        let tap = |id: &Value| match id.as_i64() {
+    /// The outputs of the layers with these ids, and `offset` layers on; -1 is the embedding.
+    fn taps(&self, field: &'static str, offset: i64) -> Result<Vec<Tap>, LearnedError> {
+        let ids = self.find(field).and_then(Value::as_array).filter(|ids| !ids.is_empty());
+        let ids = ids.ok_or_else(|| self.wrong(field, "is missing, or no list of layers".into()))?;
+        let tap = |id: &Value| match id.as_i64().map(|id| id + offset) {
             Some(-1) => Ok(Tap::Embedding),
             Some(id) if (0..1 << 16).contains(&id) => Ok(Tap::Layer(id as usize)),
-            _ => Err(self.wrong(FIELD, format!("has {id}, which is no layer"))),
+            _ => Err(self.wrong(field, format!("has {id}, which is no layer"))),
         };
         ids.iter().map(tap).collect()
     }

@@ -11,8 +11,10 @@ pub(super) struct MarkovHead {
     kind: Kind,
     /// Embeddings of tokens: `[vocab, rank]`.
     before: Matrix,
-    /// From what is left of an embedding to a bias: `[vocab, rank]`.
+    /// From what is left of an embedding to a bias: `[tokens that the head knows, rank]`.
     bias: Matrix,
+    /// The length of each row of it, `[tokens that the head knows]`.
+    lengths: Vec<f32>,
     isa: Isa,
 }
 
@@ -27,8 +29,9 @@ enum Kind {
 /// The numbers of a step of several blocks, one row for each.
 #[derive(Debug, Default)]
 pub(super) struct Step {
+    rank: usize,
     /// Embeddings of the drafts before, `[rows, rank]`.
-    pub(super) embeddings: Vec<f32>,
+    embeddings: Vec<f32>,
     /// What goes along a block, `[rows, rank]`.
     states: Vec<f32>,
     x: Activations,
@@ -38,14 +41,48 @@ pub(super) struct Step {
     pub(super) biases: Vec<f32>,
 }
 
+/// The numbers of one block; empty where no draft depends on the one before.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepOf<'a> {
+    /// Of the draft before, `[rank]`.
+    pub(super) embedding: &'a [f32],
+    /// What gives the biases, `[rank]`.
+    pub(super) given: &'a [f32],
+    /// The biases, if they were asked for, `[vocab]`.
+    pub(super) bias: &'a [f32],
+}
+
+impl Step {
+    /// The numbers of block `row`.
+    pub(super) fn of(&self, row: usize) -> StepOf<'_> {
+        let blocks = self.embeddings.len() / self.rank.max(1);
+        let part = |all: &'_ [f32]| {
+            let width = all.len() / blocks.max(1);
+            row * width..(row + 1) * width
+        };
+        StepOf {
+            embedding: &self.embeddings[part(&self.embeddings)],
+            given: &self.mixed[part(&self.mixed)],
+            bias: &self.biases[part(&self.biases)],
+        }
+    }
+}
+
 impl MarkovHead {
     pub(super) fn load(
         loader: &Loader<'_>,
         isa: Isa,
         Markov { rank, kind }: Markov,
-        [vocab, hidden]: [usize; 2],
+        [vocab, known, hidden]: [usize; 3],
     ) -> Result<MarkovHead, LoadError> {
+        let bias = loader.matrix("markov_head.markov_w2.weight", [known, rank])?;
+        let mut row = vec![0.0; rank];
+        let length = |token: usize| {
+            bias.row(token, &mut row);
+            length(&row)
+        };
         Ok(MarkovHead {
+            lengths: (0..known).map(length).collect(),
             rank,
             kind: match kind {
                 MarkovKind::Vanilla => Kind::Vanilla,
@@ -57,19 +94,21 @@ impl MarkovHead {
                 }
             },
             before: loader.matrix("markov_head.markov_w1.weight", [vocab, rank])?,
-            bias: loader.matrix("markov_head.markov_w2.weight", [vocab, rank])?,
+            bias,
             isa,
         })
     }
 
     /// Begins blocks: one for each row.
     pub(super) fn begin(&self, step: &mut Step, rows: usize) {
+        step.rank = self.rank;
+        step.biases.clear();
         step.states.clear();
         step.states.resize(rows * self.rank, 0.0);
     }
 
-    /// The biases of all blocks' next drafts, after the tokens `before` of each: `hidden` is the hidden state of a
-    /// block's row that says them.
+    /// What gives the biases of all blocks' next drafts, after the tokens `before` of each: `hidden` is the hidden state of
+    /// a block's row that says them.
     pub(super) fn advance<'h>(
         &self,
         step: &mut Step,
@@ -78,7 +117,7 @@ impl MarkovHead {
         hidden: impl Fn(usize) -> &'h [f32] + Sync,
     ) {
         let (rows, rank) = (before.len(), self.rank);
-        let Step { embeddings, states, x, mixed, biases } = step;
+        let Step { embeddings, states, x, mixed, .. } = step;
         embeddings.resize(rows * rank, 0.0);
         pool.for_each_row(embeddings, rows, |row, out| self.before.row(before[row] as usize, out));
         match &self.kind {
@@ -101,11 +140,40 @@ impl MarkovHead {
                 *mixed = outputs;
             }
         }
+    }
+
+    /// The biases of all tokens, for all blocks.
+    pub(super) fn biases(&self, step: &mut Step, pool: &Pool) {
+        let (rank, Step { x, mixed, biases, .. }) = (self.rank, step);
+        let rows = mixed.len() / rank;
         x.fill(pool, self.isa, (rows, rank), self.bias.format().is_quantised(), |row, out| {
             out.copy_from_slice(&mixed[row * rank..(row + 1) * rank]);
         });
         biases.resize(rows * self.bias.outputs(), 0.0);
         multiply(pool, x, &mut [Product::new(&self.bias, biases)]);
+    }
+
+    /// The likeliest token of a block by its logits `base` and the biases that are `given`, the lowest of equals: that of all tokens, though
+    /// only those are looked at that can be it. A bias is no greater than the lengths of the two that give it.
+    pub(super) fn likeliest(&self, given: &[f32], base: &[f32]) -> Option<usize> {
+        let most = length(given);
+        let mut row = vec![0.0; self.rank];
+        let mut logit = |token: usize| {
+            self.bias.row(token, &mut row);
+            base[token] + row.iter().zip(given).map(|(a, b)| a * b).sum::<f32>()
+        };
+        let first = (0..base.len()).reduce(|best, token| if base[token] > base[best] { token } else { best })?;
+        let mut best = (first, logit(first));
+        for (token, (&base, &length)) in base.iter().zip(&self.lengths).enumerate() {
+            // A little more than the bound: sums are rounded.
+            if token != first && base + length * most * 1.001 >= best.1 {
+                let logit = logit(token);
+                if logit > best.1 || (logit == best.1 && token < best.0) {
+                    best = (token, logit);
+                }
+            }
+        }
+        best.1.is_finite().then_some(best.0)
     }
 
     /// One product with a bias, of rows that `write` makes.
@@ -160,6 +228,10 @@ impl ConfidenceHead {
     pub(super) fn logit(&self, hidden: &[f32], embedding: &[f32]) -> f32 {
         self.weights.iter().zip(hidden.iter().chain(embedding)).map(|(a, b)| a * b).sum::<f32>() + self.bias
     }
+}
+
+fn length(row: &[f32]) -> f32 {
+    row.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
 pub(super) fn sigmoid(x: f32) -> f32 {

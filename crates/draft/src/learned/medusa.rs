@@ -4,7 +4,7 @@
 //! The heads do not know of each other's words, so what they say together is a tree: the likeliest beginnings of what
 //! follows, as if the words were independent.
 
-use kernels::{Activations, Isa, KvFormat, Packer, Pool, Product, Strided, multiply};
+use kernels::{Activations, Isa, KvFormat, Pool, Product, Strided, multiply};
 use kv::{Attached, KvCache, Layout};
 use model::weights::Weights;
 use model::{Linear, LoadError, LoadOptions, Loader, Tap};
@@ -50,7 +50,7 @@ impl MedusaDraft {
         options: LoadOptions,
     ) -> Result<MedusaDraft, LearnedError> {
         let (hidden, vocab) = (target.model.config().hidden, target.model.config().vocab);
-        let loader = Loader { weights, packer: Packer::new(pool, options.isa, options.compute), prefix: "" };
+        let loader = Loader::new(weights, pool, options, "");
         let heads = (0..format.heads).map(|head| Head::load(&loader, head, format.blocks, [vocab, hidden]));
         Ok(MedusaDraft {
             heads: heads.collect::<Result<_, _>>()?,

@@ -12,6 +12,7 @@ mod medusa;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -112,12 +113,48 @@ pub fn load(
     if let Some(tensor) = weights.names().into_iter().filter(unknown).min() {
         return Err(LearnedError::Unknown { dir: dir.display().to_string(), tensor: tensor.to_owned() });
     }
-    let config = || Config::from_dir(dir);
+    let config = || match format.part() {
+        Some(part) => Config::from_part(dir, part),
+        None => Config::from_dir(dir),
+    };
+    let config = config();
     Ok(match format {
-        Format::Block(format) => Box::new(BlockDraft::load(&weights, config()?, format, target, pool, options)?),
-        Format::Feature(format) => Box::new(FeatureDraft::load(&weights, config()?, format, target, pool, options)?),
+        Format::Block(format) => {
+            let temperatures = format::calibration(dir, format.drafts())?;
+            Box::new(BlockDraft::load(&weights, config?, (format, temperatures), target, pool, options)?)
+        }
+        Format::Feature(format) => Box::new(FeatureDraft::load(&weights, config?, format, target, pool, options)?),
         Format::Medusa(format) => Box::new(MedusaDraft::load(&weights, format, target, pool, options)?),
     })
+}
+
+/// The target's token for each of those that a draft's head knows: the file has their distances. `None`: they are the same.
+fn known_ids(weights: &Weights, known: usize, vocab: usize) -> Result<Option<Vec<u32>>, LearnedError> {
+    if !weights.has("d2t") {
+        return Ok(None);
+    }
+    let offsets = weights.integers("d2t", known)?;
+    let id = |(id, offset): (usize, i64)| {
+        let token = id as i64 + offset;
+        u32::try_from(token).ok().filter(|&token| (token as usize) < vocab).ok_or(LearnedError::OtherTarget {
+            what: "d2t with the token",
+            draft: token.max(0) as usize,
+            target: vocab,
+        })
+    };
+    offsets.into_iter().enumerate().map(id).collect::<Result<_, _>>().map(Some)
+}
+
+/// Logits over the target's vocabulary from those over the draft's.
+fn spread<'l>(logits: &'l [f32], ids: Option<&[u32]>, vocab: usize) -> Cow<'l, [f32]> {
+    let Some(ids) = ids else { return Cow::Borrowed(&logits[..vocab.min(logits.len())]) };
+    let mut all = vec![f32::NEG_INFINITY; vocab];
+    for (&id, &logit) in ids.iter().zip(logits) {
+        if let Some(slot) = all.get_mut(id as usize) {
+            *slot = logit;
+        }
+    }
+    Cow::Owned(all)
 }
 
 /// The `most` likeliest tokens and their probabilities; equals by token.

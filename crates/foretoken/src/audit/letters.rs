@@ -37,7 +37,7 @@ pub(super) fn load() -> Result<Loaded> {
     Ok(Loaded {
         name: format!("a model of {LETTERS} letters"),
         bytes_on_disk: 0,
-        model: Arc::new(model(LoadOptions { isa, compute })?),
+        model: Arc::new(model(LoadOptions { isa, compute, quantise: false })?),
         tokenizer: tokenizer()?,
         template: None,
         pool: Pool::new(NonZeroUsize::MIN),

@@ -1,6 +1,7 @@
 //! Measurements. Whatever a bench prints it measured in that run; `--json` writes the same to a file.
 
 mod curve;
+mod draft;
 mod kernels;
 mod paging;
 mod probes;
@@ -27,6 +28,8 @@ enum What {
     Serve(Box<serve::ServeArgs>),
     /// What drafts earn against plain decoding, by drafter and task, for one request at a time and for many
     Spec(Box<spec::SpecArgs>),
+    /// What a drafter of a shape would cost beside the model, before anybody trains one
+    Draft(draft::DraftArgs),
     /// Which layers the model can skip to draft for itself (--draft skip:LAYERS), and whether that pays
     Skip(Box<skip::SkipArgs>),
 }
@@ -36,6 +39,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         What::Kernels(args) => kernels::run(args),
         What::Serve(args) => serve::run(args),
         What::Spec(args) => spec::run(args),
+        What::Draft(args) => draft::run(args),
         What::Skip(args) => skip::run(args),
     }
 }

@@ -13,7 +13,7 @@ use crate::load::{Linear, LoadError, Loader};
 
 /// One decoder layer. Shapes are `[out, in]`.
 pub(crate) struct Layer {
-    /// `[hidden]`
+    /// `[hidden]`; empty: the layer takes its input as it is.
     pub(crate) input_norm: Vec<f32>,
     /// `[heads * head_dim, hidden]`
     pub(crate) q: Linear,

@@ -10,14 +10,24 @@ use super::{Architecture, Config, ConfigError, Names, RopeConfig, RopeLayout, Ro
 const MISTRAL_WINDOW: usize = 4096;
 
 pub(super) fn read(dir: &Path) -> Result<Config, ConfigError> {
+    config(&Fields::open(&dir.join("config.json"))?, dir)
+}
+
+/// The object `part` of the file.
+pub(super) fn read_part(dir: &Path, part: &str) -> Result<Config, ConfigError> {
     let file = Fields::open(&dir.join("config.json"))?;
-    let architecture = architecture(&file)?;
-    supported(&file)?;
+    let inner = file.object(part)?.ok_or_else(|| file.error(part, "is missing"))?;
+    config(&inner, dir)
+}
+
+fn config(file: &Fields, dir: &Path) -> Result<Config, ConfigError> {
+    let architecture = architecture(file)?;
+    supported(file)?;
     let heads = file.usize("num_attention_heads")?;
     let hidden = file.usize("hidden_size")?;
     let layers = file.usize("num_hidden_layers")?;
     let context = file.usize("max_position_embeddings")?;
-    let rope = rope(&file, context)?;
+    let rope = rope(file, context)?;
     let attention_bias = file.bool("attention_bias")?.unwrap_or(false);
     let llama = architecture == Architecture::Llama;
     let config = Config {
@@ -27,12 +37,12 @@ pub(super) fn read(dir: &Path) -> Result<Config, ConfigError> {
         intermediate: file.usize("intermediate_size")?,
         heads,
         kv_heads: file.opt_usize("num_key_value_heads")?.unwrap_or(heads),
-        head_dim: head_dim(&file, architecture, hidden, heads)?,
+        head_dim: head_dim(file, architecture, hidden, heads)?,
         vocab: file.usize("vocab_size")?,
         context: stretched(&rope.scaling, context),
         norm_eps: file.f32("rms_norm_eps")?.unwrap_or(1e-6),
         rope,
-        windows: windows(&file, architecture, layers)?,
+        windows: windows(file, architecture, layers)?,
         qkv_bias: match architecture {
             Architecture::Llama | Architecture::Qwen3 => attention_bias,
             Architecture::Qwen2 => true,
@@ -42,7 +52,7 @@ pub(super) fn read(dir: &Path) -> Result<Config, ConfigError> {
         mlp_bias: llama && file.bool("mlp_bias")?.unwrap_or(false),
         tie_word_embeddings: file.bool("tie_word_embeddings")?.unwrap_or(false),
         bos: file.ids("bos_token_id")?.first().copied(),
-        eos: eos(&file, dir)?,
+        eos: eos(file, dir)?,
     };
     config.validate(&file.file, &NAMES)?;
     Ok(config)

@@ -109,6 +109,14 @@ impl Config {
         from_json::read(dir)
     }
 
+    /// Reads an object inside `config.json` of a directory, where a file about something else describes a model in it.
+    ///
+    /// # Errors
+    /// As [`Config::from_dir`], and when the object is missing.
+    pub fn from_part(dir: &Path, part: &str) -> Result<Config, ConfigError> {
+        from_json::read_part(dir, part)
+    }
+
     /// Reads the metadata of a GGUF file; which biases there are and whether the head is tied follow from its tensors.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use kernels::{KvFormat, Packer, Pool, Product, Strided, multiply, rms_norm};
+use kernels::{KvFormat, Pool, Product, Strided, multiply, rms_norm};
 use kv::Layers;
 
 use super::{Model, Output, Workspace};
@@ -29,24 +29,30 @@ pub struct Backbone {
 }
 
 impl Backbone {
-    /// Loads the layers of a draft that reads `taps` hidden states of `target`, whose embedding and head it has.
+    /// Loads the layers of a draft that reads `taps` hidden states of `target`, whose embedding it has, and whose head unless
+    /// it has one of its own that knows so many tokens.
     ///
     /// # Errors
     /// When a tensor is missing, has the wrong shape or a format that cannot be used.
     pub fn load(
         weights: &Weights,
         config: Config,
-        taps: usize,
+        (taps, head): (usize, Option<usize>),
         target: &Model,
         pool: &Pool,
         options: LoadOptions,
     ) -> Result<Backbone, LoadError> {
-        let loader = Loader { weights, packer: Packer::new(pool, options.isa, options.compute), prefix: "" };
+        let loader = Loader::new(weights, pool, options, "");
         let feature = target.config.hidden;
         let hidden = config.hidden;
         let fuse = loader.linear("fc", [hidden, taps * feature], false)?;
         let fused_norm = loader.vector("hidden_norm.weight", hidden)?;
-        let (embedding, head) = (Arc::clone(&target.embedding), target.head.clone());
+        let embedding = Arc::clone(&target.embedding);
+        // A head that is tied to an embedding is the embedding.
+        let head = match head {
+            Some(known) => Some(Arc::new(loader.matrix("lm_head.weight", [known, hidden])?)),
+            None => target.head.clone(),
+        };
         let model = Model::body(&loader, options.isa, config, embedding, head)?;
         Ok(Backbone { model, fuse, fused_norm, feature })
     }

@@ -1,5 +1,6 @@
-//! The layer of feature-level drafts (EAGLE-3, Li et al. 2025, arXiv 2503.01840): a target's hidden state at a position and
-//! the token after it in, a guess of the hidden state there out.
+//! The layer of feature-level drafts: a target's hidden state at a position and the token after it in, a guess of the hidden
+//! state there out (EAGLE, Li et al. 2024, arXiv 2401.15077; EAGLE-3, Li et al. 2025, arXiv 2503.01840; the modules for
+//! multi-token prediction of DeepSeek-V3, arXiv 2412.19437).
 //!
 //! A row is a pair: the token of its own position, and the feature of the position before. So the keys and values at a
 //! position depend on the text up to there and no further, like the target's own, and lie in the same slot of layers
@@ -8,7 +9,7 @@
 
 use std::sync::Arc;
 
-use kernels::{KvFormat, KvSlot, Matrix, Packer, Pool, Product, Strided, multiply, rms_norm};
+use kernels::{KvFormat, KvSlot, Matrix, Pool, Product, Strided, multiply, rms_norm, rms_norm_in_place};
 use kv::{Layers, Layout};
 
 use super::{Model, Output, Workspace};
@@ -18,23 +19,56 @@ use crate::config::{Architecture, Config};
 use crate::load::{Linear, LoadError, LoadOptions, Loader};
 use crate::weights::Weights;
 
+/// How such a draft puts a token and a feature together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EagleKind {
+    /// EAGLE-1 and 2: one matrix makes one row of both, and the layer and the head do without a norm before them. The
+    /// feature is the target's last hidden state.
+    First,
+    /// EAGLE-3: the projections take both side by side, each normed. The feature is fused from so many hidden states.
+    Third {
+        /// Hidden states of the target that are fused into one feature.
+        taps: usize,
+        /// The normed feature goes on beside the attention, and not the feature as it came.
+        normed_residual: bool,
+    },
+    /// A module for multi-token prediction: one matrix makes one row of both, each normed. The feature is the target's last
+    /// hidden state. The module is layer `layer` of the checkpoint.
+    Module {
+        /// Its number.
+        layer: usize,
+    },
+}
+
 /// What a checkpoint of such a draft has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EagleShape {
-    /// Hidden states of the target that are fused into one feature.
-    pub taps: usize,
+    /// How it puts a token and a feature together.
+    pub kind: EagleKind,
     /// Tokens that its own head knows; `None`: it has the target's head.
     pub head: Option<usize>,
 }
 
+/// A token's embedding and a feature put together.
+enum Joint {
+    /// For projections that take both.
+    Wide {
+        /// `[hidden]`
+        feature_norm: Vec<f32>,
+        normed_residual: bool,
+    },
+    /// `[hidden, 2 * hidden]`, and the norms before it, of the embedding and of the feature.
+    Fused { fuse: Linear, norms: Option<[Vec<f32>; 2]>, first_embedding_is_zero: bool },
+}
+
 /// The layer, between the target's embedding and a head.
 pub struct Eagle {
-    /// Of one layer, whose projections take an embedding and a feature side by side.
+    /// Of one layer.
     model: Model,
-    /// `[hidden]`
-    feature_norm: Vec<f32>,
-    /// From the hidden states of all taps to one feature: `[hidden, taps * hidden of the target]`.
-    fuse: Linear,
+    joint: Joint,
+    /// From the hidden states of all taps to one feature: `[hidden, taps * hidden of the target]`. `None`: the one hidden
+    /// state is the feature.
+    fuse: Option<Linear>,
     /// Width of a hidden state of the target.
     tapped: usize,
 }
@@ -52,25 +86,43 @@ impl Eagle {
         pool: &Pool,
         options: LoadOptions,
     ) -> Result<Eagle, LoadError> {
-        let loader = Loader { weights, packer: Packer::new(pool, options.isa, options.compute), prefix: "" };
-        let layer = if weights.has("midlayer.self_attn.q_proj.weight") { "midlayer" } else { "layers.0" };
+        let loader = Loader::new(weights, pool, options, "");
         let (hidden, tapped) = (config.hidden, target.config.hidden);
-        let fuse = loader.linear("fc", [hidden, shape.taps * tapped], weights.has("fc.bias"))?;
-        let feature_norm = loader.vector(&format!("{layer}.hidden_norm.weight"), hidden)?;
+        let names = Names::of(shape.kind, weights);
+        let at = |part: &str| format!("{}{part}", names.layer);
+        let both = |name: &str| loader.linear(name, [hidden, 2 * hidden], weights.has(&format!("{name}.bias")));
+        let (joint, fuse) = match shape.kind {
+            EagleKind::First => {
+                let fuse = both("fc")?;
+                (Joint::Fused { fuse, norms: None, first_embedding_is_zero: false }, None)
+            }
+            EagleKind::Third { taps, normed_residual } => {
+                let feature_norm = loader.vector(&at("hidden_norm.weight"), hidden)?;
+                let fuse = loader.linear("fc", [hidden, taps * tapped], weights.has("fc.bias"))?;
+                (Joint::Wide { feature_norm, normed_residual }, Some(fuse))
+            }
+            EagleKind::Module { .. } => {
+                let norms =
+                    Some([loader.vector(&at("enorm.weight"), hidden)?, loader.vector(&at("hnorm.weight"), hidden)?]);
+                (Joint::Fused { fuse: both(&at("eh_proj"))?, norms, first_embedding_is_zero: true }, None)
+            }
+        };
         let head = match shape.head {
-            Some(known) => Some(Arc::new(loader.matrix("lm_head.weight", [known, hidden])?)),
+            Some(known) => Some(Arc::new(loader.matrix(&names.head, [known, hidden])?)),
             None => target.head.clone(),
         };
+        let inputs = if matches!(joint, Joint::Wide { .. }) { 2 * hidden } else { hidden };
+        let normed = shape.kind != EagleKind::First;
         let model = Model {
-            layers: vec![Arc::new(pair_layer(&loader, &config, layer)?)],
-            norm: loader.vector("norm.weight", hidden)?,
+            layers: vec![Arc::new(pair_layer(&loader, &config, &names.layer, inputs, normed)?)],
+            norm: names.norm.map(|norm| loader.vector(&norm, hidden)).transpose()?,
             embedding: embedding(&loader, &config, target)?,
             head,
             isa: options.isa,
             rope: Model::rope(&config),
             config: Config { layers: 1, ..config },
         };
-        Ok(Eagle { model, feature_norm, fuse, tapped })
+        Ok(Eagle { model, joint, fuse, tapped })
     }
 
     /// Its shape.
@@ -165,6 +217,9 @@ impl Eagle {
         let Eagle { model, fuse, tapped, .. } = self;
         let Workspace { hidden, x, .. } = workspace;
         hidden.resize(rows * model.config.hidden, 0.0);
+        let Some(fuse) = fuse else {
+            return taps.iter().take(1).for_each(|state| hidden.copy_from_slice(state));
+        };
         x.fill(pool, model.isa, (rows, fuse.matrix.inputs()), fuse.matrix.format().is_quantised(), |row, out| {
             for (out, from) in out.chunks_exact_mut(*tapped).zip(taps) {
                 out.copy_from_slice(&from[row * tapped..(row + 1) * tapped]);
@@ -183,44 +238,121 @@ impl Eagle {
         batch: &[Segment<'_>],
         features: &[f32],
     ) {
-        let Eagle { model, feature_norm, .. } = self;
-        let (layer, isa, eps) = (&model.layers[0], model.isa, model.config.norm_eps);
+        let Eagle { model, joint, .. } = self;
+        let layer = &model.layers[0];
         workspace.size(model, 0);
         let plan: Plan = std::mem::take(&mut workspace.plan);
-        let (rows, width) = (plan.tokens.len(), model.config.hidden);
-        let Workspace { angles, hidden, x, up, .. } = workspace;
-        pool.for_each_row(angles, rows, |row, out| model.rope.angles(plan.positions[row].saturating_sub(1), out));
-        // The embeddings, for a while.
-        up.resize(rows * width.max(model.config.intermediate), 0.0);
-        let embeddings = &mut up[..rows * width];
-        pool.for_each_row(embeddings, rows, |row, out| model.embedding.row(plan.tokens[row] as usize, out));
-        let quantise = [&layer.q, &layer.k, &layer.v].iter().any(|linear| linear.matrix.format().is_quantised());
-        let of = |row: usize| row * width..(row + 1) * width;
-        x.fill(pool, isa, (rows, 2 * width), quantise, |row, out| {
-            let (first, second) = out.split_at_mut(width);
-            rms_norm(isa, &embeddings[of(row)], &layer.input_norm, eps, first);
-            rms_norm(isa, &features[of(row)], feature_norm, eps, second);
+        let rows = plan.tokens.len();
+        let positions = &plan.positions;
+        pool.for_each_row(&mut workspace.angles, rows, |row, out| {
+            model.rope.angles(positions[row].saturating_sub(1), out);
         });
-        hidden.copy_from_slice(&features[..rows * width]);
-        up.resize(rows * model.config.intermediate, 0.0);
+        self.join(workspace, pool, &plan, features);
+        if let Joint::Fused { .. } = joint {
+            let Workspace { hidden, x, .. } = workspace;
+            model.norm(x, pool, hidden, rows, &layer.input_norm, &[&layer.q, &layer.k, &layer.v]);
+        }
         let sees = plan.attention_rows(batch);
         model.attend(workspace, pool, &mut own.layers[0], &plan.slots, &sees, layer, 1);
         model.feed_forward(workspace, pool, rows, layer);
         workspace.plan = plan;
     }
+
+    /// Puts the rows' embeddings and features together: what goes on beside the attention into the residual stream, and
+    /// where the projections take both, their left side.
+    fn join(&self, workspace: &mut Workspace, pool: &Pool, plan: &Plan, features: &[f32]) {
+        let Eagle { model, joint, .. } = self;
+        let (layer, isa, eps) = (&model.layers[0], model.isa, model.config.norm_eps);
+        let (rows, width) = (plan.tokens.len(), model.config.hidden);
+        let Workspace { hidden, x, up, .. } = workspace;
+        // The embeddings, for a while.
+        let inner = up.len();
+        up.resize(rows * width, 0.0);
+        pool.for_each_row(up, rows, |row, out| model.embedding.row(plan.tokens[row] as usize, out));
+        let of = |row: usize| row * width..(row + 1) * width;
+        match joint {
+            Joint::Wide { feature_norm, normed_residual } => {
+                let quantise =
+                    [&layer.q, &layer.k, &layer.v].iter().any(|linear| linear.matrix.format().is_quantised());
+                x.fill(pool, isa, (rows, 2 * width), quantise, |row, out| {
+                    let (first, second) = out.split_at_mut(width);
+                    rms_norm(isa, &up[of(row)], &layer.input_norm, eps, first);
+                    rms_norm(isa, &features[of(row)], feature_norm, eps, second);
+                });
+                hidden.copy_from_slice(&features[..rows * width]);
+                if *normed_residual {
+                    pool.for_each_row(hidden, rows, |_, row| rms_norm_in_place(isa, row, feature_norm, eps));
+                }
+            }
+            Joint::Fused { fuse, norms, first_embedding_is_zero } => {
+                x.fill(pool, isa, (rows, 2 * width), fuse.matrix.format().is_quantised(), |row, out| {
+                    let (first, second) = out.split_at_mut(width);
+                    match norms {
+                        Some([embedding, feature]) => {
+                            rms_norm(isa, &up[of(row)], embedding, eps, first);
+                            rms_norm(isa, &features[of(row)], feature, eps, second);
+                        }
+                        None => {
+                            first.copy_from_slice(&up[of(row)]);
+                            second.copy_from_slice(&features[of(row)]);
+                        }
+                    }
+                    if *first_embedding_is_zero && plan.positions[row] <= 1 {
+                        first.fill(0.0);
+                    }
+                });
+                multiply(pool, x, &mut [Product::new(&fuse.matrix, hidden)]);
+                model.add_bias(pool, fuse, hidden);
+            }
+        }
+        up.resize(inner, 0.0);
+    }
 }
 
-/// The layer's tensors: its projections are twice as wide as a decoder's.
-fn pair_layer(loader: &Loader<'_>, config: &Config, name: &str) -> Result<Layer, LoadError> {
+/// What a checkpoint calls the tensors of a draft.
+struct Names {
+    /// Before those of the layer.
+    layer: String,
+    norm: Option<String>,
+    head: String,
+}
+
+impl Names {
+    fn of(kind: EagleKind, weights: &Weights) -> Names {
+        let (norm, head) = (Some("norm.weight".to_owned()), "lm_head.weight".to_owned());
+        match kind {
+            EagleKind::First => Names { layer: "layers.0.".into(), norm: None, head },
+            EagleKind::Third { .. } if weights.has("midlayer.self_attn.q_proj.weight") => {
+                Names { layer: "midlayer.".into(), norm, head }
+            }
+            EagleKind::Third { .. } => Names { layer: "layers.0.".into(), norm, head },
+            EagleKind::Module { layer } => {
+                let layer = format!("model.layers.{layer}.");
+                let (norm, head) =
+                    (format!("{layer}shared_head.norm.weight"), format!("{layer}shared_head.head.weight"));
+                Names { layer, norm: Some(norm), head }
+            }
+        }
+    }
+}
+
+/// The layer's tensors. Its projections take `inputs`, `normed` unless it has no norm before them.
+fn pair_layer(
+    loader: &Loader<'_>,
+    config: &Config,
+    name: &str,
+    inputs: usize,
+    normed: bool,
+) -> Result<Layer, LoadError> {
     let Config { hidden, intermediate, head_dim, .. } = *config;
     let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let at = |part: &str| format!("{name}.{part}");
+    let at = |part: &str| format!("{name}{part}");
     let norm = |part: &str| loader.vector(&at(&format!("self_attn.{part}_norm.weight")), head_dim);
     Ok(Layer {
-        input_norm: loader.vector(&at("input_layernorm.weight"), hidden)?,
-        q: loader.linear(&at("self_attn.q_proj"), [q_width, 2 * hidden], config.qkv_bias)?,
-        k: loader.linear(&at("self_attn.k_proj"), [kv_width, 2 * hidden], config.qkv_bias)?,
-        v: loader.linear(&at("self_attn.v_proj"), [kv_width, 2 * hidden], config.qkv_bias)?,
+        input_norm: if normed { loader.vector(&at("input_layernorm.weight"), hidden)? } else { Vec::new() },
+        q: loader.linear(&at("self_attn.q_proj"), [q_width, inputs], config.qkv_bias)?,
+        k: loader.linear(&at("self_attn.k_proj"), [kv_width, inputs], config.qkv_bias)?,
+        v: loader.linear(&at("self_attn.v_proj"), [kv_width, inputs], config.qkv_bias)?,
         qk_norm: match config.architecture {
             Architecture::Qwen3 => Some([norm("q")?, norm("k")?]),
             _ => None,

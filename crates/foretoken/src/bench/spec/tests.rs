@@ -23,7 +23,7 @@ use crate::progress;
 pub(crate) fn tiny() -> Loaded {
     let (pool, kv_format) = (Pool::new(NonZeroUsize::MIN), KvFormat::F16);
     let model = testkit::target("llama", &pool);
-    let LoadOptions { isa, compute } = testkit::options();
+    let LoadOptions { isa, compute, .. } = testkit::options();
     let (name, tokenizer, model) = ("tiny".into(), byte_tokenizer(), Arc::new(model));
     Loaded { name, bytes_on_disk: 0, model, tokenizer, template: None, pool, isa, compute, kv_format }
 }
