@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value};
 
 /// Bytes of a text that are encoded in one go, about: tokens do not cross the end of a line.
@@ -86,11 +86,18 @@ impl<'a> Input<'a> {
                 bytes => read(bytes as u64),
             }
             if !line.trim().is_empty() {
-                let object: Map<String, Value> = serde_json::from_str(&line).with_context(context)?;
+                let object: Map<String, Value> = serde_json::from_str(&line).map_err(problem).with_context(context)?;
                 waiting.extend(texts(object, fields).with_context(context)?);
             }
         }
     }
+}
+
+/// What is wrong with a line. The parser takes it for a file of one line.
+fn problem(error: serde_json::Error) -> anyhow::Error {
+    let (column, text) = (error.column(), error.to_string());
+    let problem = text.split(" at line ").next().unwrap_or_default();
+    anyhow!("column {column}: not a JSON object: {problem}")
 }
 
 /// The texts of an object, in the order of `fields`.
@@ -170,7 +177,8 @@ mod tests {
     fn what_cannot_be_read_is_named_with_its_line() {
         let error = |name, bytes: &[u8]| format!("{:#}", documents(name, bytes).unwrap_err());
         assert!(error("a.txt", b"\xff").contains("a.txt' as UTF-8 text"));
-        assert!(error("a.jsonl", b"{\"text\": \"a\"}\n[1]\n").contains("a.jsonl', line 2: "));
+        let line = error("a.jsonl", b"{\"text\": \"a\"}\n[1]\n");
+        assert!(line.contains("a.jsonl', line 2: column 0: not a JSON object: ") && !line.contains("line 1"), "{line}");
         let missing = error("a.jsonl", b"{\"answer\": \"a\"}");
         assert!(
             missing.ends_with("line 1: none of the fields text, messages, turns is there: name others with --fields")
