@@ -171,6 +171,11 @@ pub trait Drafter: Send {
         Vec::new()
     }
 
+    /// Bytes that the layers which it [attaches](Drafter::attach) add to a page.
+    fn bytes_per_page(&self) -> usize {
+        0
+    }
+
     /// Attaches the layers that it keeps in the target's pages. Called once, before anything is computed.
     fn attach(&mut self, cache: &mut KvCache) {
         let _ = cache;

@@ -75,6 +75,10 @@ impl Drafter for Merged {
         self.drafters.iter().flat_map(|drafter| drafter.taps()).collect()
     }
 
+    fn bytes_per_page(&self) -> usize {
+        self.drafters.iter().map(|drafter| drafter.bytes_per_page()).sum()
+    }
+
     fn attach(&mut self, cache: &mut KvCache) {
         self.drafters.iter_mut().for_each(|drafter| drafter.attach(cache));
     }

@@ -72,10 +72,15 @@ impl Serving {
     fn new(threads: usize, options: ServiceOptions, pages: usize, drafter: Option<&str>) -> Serving {
         let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
         let model = target(&pool);
-        let kv_bytes = pages * model.kv_layout(KvFormat::F16).bytes_per_page();
-        let options = ServiceOptions { kv_bytes, context: Some(320), max_running: 12, ..options };
         let speculation = drafter.map(|name| drafting_with(name, &model, &pool));
-        Serving { service: Service::start(model, byte_tokenizer(), pool, options, speculation) }
+        // What is kept beside the model's own keys and values counts.
+        let more = speculation.as_ref().map_or(0, |speculation| speculation.drafter.bytes_per_page());
+        assert_eq!(more > 0, drafter.is_some());
+        let kv_bytes = pages * (model.kv_layout(KvFormat::F16).bytes_per_page() + more);
+        let options = ServiceOptions { kv_bytes, context: Some(320), max_running: 12, ..options };
+        let service = Service::start(model, byte_tokenizer(), pool, options, speculation);
+        assert_eq!(service.handle().stats().kv_pages_total, pages);
+        Serving { service }
     }
 
     /// What `requests` are answered when they come at once.

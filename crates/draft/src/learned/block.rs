@@ -300,6 +300,10 @@ impl Drafter for BlockDraft {
         self.format.taps.clone()
     }
 
+    fn bytes_per_page(&self) -> usize {
+        self.backbone.kv_layout(self.kv_format).bytes_per_page()
+    }
+
     fn attach(&mut self, cache: &mut KvCache) {
         self.attached = Some(cache.attach(self.backbone.kv_layout(self.kv_format)));
     }

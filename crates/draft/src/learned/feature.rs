@@ -236,6 +236,10 @@ impl Drafter for FeatureDraft {
         self.taps.clone()
     }
 
+    fn bytes_per_page(&self) -> usize {
+        self.eagle.kv_layouts(self.kv_format).iter().map(kv::Layout::bytes_per_page).sum()
+    }
+
     fn attach(&mut self, cache: &mut KvCache) {
         self.attached = Some(self.eagle.kv_layouts(self.kv_format).map(|layout| cache.attach(layout)));
     }

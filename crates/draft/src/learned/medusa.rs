@@ -65,6 +65,11 @@ impl MedusaDraft {
         })
     }
 
+    /// The hidden state of a position, half in the place of a key and half in that of a value.
+    fn layout(&self) -> Layout {
+        Layout { layers: 1, kv_heads: 1, head_dim: self.hidden / 2, format: self.kv_format }
+    }
+
     /// What a head says to each of the rows: its likeliest words.
     fn words(&mut self, pool: &Pool, head: usize, rows: &[f32]) -> Vec<Expansion> {
         let Self { heads, hidden, vocab, isa, x, buffers: [state, moved], logits, .. } = self;
@@ -132,10 +137,12 @@ impl Drafter for MedusaDraft {
         vec![Tap::Final]
     }
 
+    fn bytes_per_page(&self) -> usize {
+        self.layout().bytes_per_page()
+    }
+
     fn attach(&mut self, cache: &mut KvCache) {
-        // The hidden state of a position, half in the place of a key and half in that of a value.
-        let layout = Layout { layers: 1, kv_heads: 1, head_dim: self.hidden / 2, format: self.kv_format };
-        self.attached = Some(cache.attach(layout));
+        self.attached = Some(cache.attach(self.layout()));
     }
 
     fn computed(&mut self, computed: &mut Computed<'_>) -> Result<(), DraftError> {

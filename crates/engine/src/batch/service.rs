@@ -90,7 +90,10 @@ impl Service {
         let ServiceOptions { kv_bytes, kv_format, context, row_budget, max_running, max_waiting, prefix_cache } =
             options;
         let model = model.into();
-        let pages = (kv_bytes / model.kv_layout(kv_format).bytes_per_page()).min(u32::MAX as usize);
+        // What a drafter keeps lies in the same pages.
+        let drafts = speculation.as_ref().map_or(0, |speculation| speculation.drafter.bytes_per_page());
+        let page = model.kv_layout(kv_format).bytes_per_page() + drafts;
+        let pages = (kv_bytes / page).min(u32::MAX as usize);
         let max_running = max_running.max(1);
         let options = BatchOptions { pages: Some(pages), kv_format, context, row_budget, max_running, prefix_cache };
         let drafts = speculation.is_some();
