@@ -27,12 +27,6 @@ pub trait Choose: Sync {
     /// nothing that a drawn token has changed decides which proposal is taken or how much of it: [`Chosen::confidence`] is
     /// a function of the law and not of the token.
     fn draws(&self) -> bool;
-
-    /// Whether it takes the likeliest token, the lowest of equals, whatever was drafted before: who finds that token sooner
-    /// than all logits need not compute them.
-    fn takes_likeliest(&self) -> bool {
-        false
-    }
 }
 
 /// Takes the likeliest token, the lowest of equals, as a request at temperature 0 does.
@@ -53,10 +47,6 @@ impl Choose for Greedy {
 
     fn draws(&self) -> bool {
         false
-    }
-
-    fn takes_likeliest(&self) -> bool {
-        true
     }
 }
 

@@ -62,10 +62,4 @@ impl Choose for Chooser<'_> {
     fn draws(&self) -> bool {
         self.request.drafting().rule == Rule::Ratio && self.request.sampler().params().temperature > 0.0
     }
-
-    fn takes_likeliest(&self) -> bool {
-        let params = self.request.sampler().params();
-        let may_end = self.request.outputs().len() >= params.min_tokens;
-        params.temperature == 0.0 && !params.has_penalties() && params.logit_bias.is_empty() && may_end
-    }
 }

@@ -129,15 +129,12 @@ impl BlockDraft {
     ) -> Result<(), ForwardError> {
         let Some(attached) = &self.attached else { return Ok(()) };
         let Self { backbone, confidence, temperatures, ids, format, vocab, workspace, step, .. } = self;
-        // Where the likeliest token is all that is asked for, the others' biases need not be known.
-        let short = confidence.is_some() && blocks.iter().all(|block| block.ask.choose.takes_likeliest());
         let heads = Heads {
             markov: self.markov.as_ref(),
             confidence: confidence.as_ref(),
             temperatures: temperatures.as_ref(),
             ids: ids.as_deref(),
             vocab: *vocab,
-            short,
             trees,
         };
         let rows: Vec<usize> = (usize::from(!format.anchor_first)..format.block).collect();
@@ -154,9 +151,6 @@ impl BlockDraft {
             if let Some(markov) = heads.markov {
                 let before: Vec<u32> = blocks.iter().map(Block::before).collect();
                 markov.advance(step, pool, &before, |block| rows.hidden(block, depth));
-                if !short {
-                    markov.biases(step, pool);
-                }
             }
             let step = &*step;
             pool.for_each_mut(blocks, |at, block| {
@@ -204,8 +198,6 @@ struct Heads<'a> {
     ids: Option<&'a [u32]>,
     /// Tokens that the target knows.
     vocab: usize,
-    /// Only the likeliest tokens are asked for.
-    short: bool,
     /// Several ways to go on are asked for.
     trees: bool,
 }
@@ -218,12 +210,6 @@ impl Heads<'_> {
             self.temperatures.map_or(sure, |temperatures| temperatures.confidence(depth, sure))
         });
         match self.markov {
-            Some(markov) if self.short => {
-                let known = self.ids.map_or(self.vocab, <[u32]>::len).min(logits.len());
-                let token = markov.likeliest(step.given, &logits[..known]);
-                let token = token.map(|token| self.ids.map_or(token as u32, |ids| ids[token]));
-                block.open = token.zip(sure).and_then(|(token, sure)| block.point(token, sure)).is_some();
-            }
             Some(_) => {
                 let corrected: Vec<f32> = logits.iter().zip(step.bias).map(|(logit, bias)| logit + bias).collect();
                 block.extend(&spread(&corrected, self.ids, self.vocab), sure);
@@ -267,13 +253,6 @@ impl Block<'_> {
     /// Adds the draft that the request chooses by `logits`, `[vocab]`, of which a head may say how `sure` it is.
     fn extend(&mut self, logits: &[f32], sure: Option<f64>) {
         self.open = self.add(logits, sure).is_some();
-    }
-
-    /// Adds a draft that no chance chose.
-    fn point(&mut self, token: u32, confidence: f64) -> Option<()> {
-        self.proposal.add_point(self.drafts.len(), token, confidence).ok()?;
-        self.drafts.push(token);
-        Some(())
     }
 
     fn add(&mut self, logits: &[f32], sure: Option<f64>) -> Option<()> {

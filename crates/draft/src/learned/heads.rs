@@ -13,8 +13,6 @@ pub(super) struct MarkovHead {
     before: Matrix,
     /// From what is left of an embedding to a bias: `[tokens that the head knows, rank]`.
     bias: Matrix,
-    /// The length of each row of it, `[tokens that the head knows]`.
-    lengths: Vec<f32>,
     isa: Isa,
 }
 
@@ -46,9 +44,7 @@ pub(super) struct Step {
 pub(super) struct StepOf<'a> {
     /// Of the draft before, `[rank]`.
     pub(super) embedding: &'a [f32],
-    /// What gives the biases, `[rank]`.
-    pub(super) given: &'a [f32],
-    /// The biases, if they were asked for, `[vocab]`.
+    /// The biases of its next draft, `[tokens that the head knows]`.
     pub(super) bias: &'a [f32],
 }
 
@@ -60,11 +56,7 @@ impl Step {
             let width = all.len() / blocks.max(1);
             row * width..(row + 1) * width
         };
-        StepOf {
-            embedding: &self.embeddings[part(&self.embeddings)],
-            given: &self.mixed[part(&self.mixed)],
-            bias: &self.biases[part(&self.biases)],
-        }
+        StepOf { embedding: &self.embeddings[part(&self.embeddings)], bias: &self.biases[part(&self.biases)] }
     }
 }
 
@@ -76,13 +68,7 @@ impl MarkovHead {
         [vocab, known, hidden]: [usize; 3],
     ) -> Result<MarkovHead, LoadError> {
         let bias = loader.matrix("markov_head.markov_w2.weight", [known, rank])?;
-        let mut row = vec![0.0; rank];
-        let length = |token: usize| {
-            bias.row(token, &mut row);
-            length(&row)
-        };
         Ok(MarkovHead {
-            lengths: (0..known).map(length).collect(),
             rank,
             kind: match kind {
                 MarkovKind::Vanilla => Kind::Vanilla,
@@ -107,8 +93,8 @@ impl MarkovHead {
         step.states.resize(rows * self.rank, 0.0);
     }
 
-    /// What gives the biases of all blocks' next drafts, after the tokens `before` of each: `hidden` is the hidden state of
-    /// a block's row that says them.
+    /// The biases of all blocks' next drafts, after the tokens `before` of each: `hidden` is the hidden state of a
+    /// block's row that says them.
     pub(super) fn advance<'h>(
         &self,
         step: &mut Step,
@@ -117,7 +103,7 @@ impl MarkovHead {
         hidden: impl Fn(usize) -> &'h [f32] + Sync,
     ) {
         let (rows, rank) = (before.len(), self.rank);
-        let Step { embeddings, states, x, mixed, .. } = step;
+        let Step { embeddings, states, x, mixed, biases, .. } = step;
         embeddings.resize(rows * rank, 0.0);
         pool.for_each_row(embeddings, rows, |row, out| self.before.row(before[row] as usize, out));
         match &self.kind {
@@ -140,40 +126,11 @@ impl MarkovHead {
                 *mixed = outputs;
             }
         }
-    }
-
-    /// The biases of all tokens, for all blocks.
-    pub(super) fn biases(&self, step: &mut Step, pool: &Pool) {
-        let (rank, Step { x, mixed, biases, .. }) = (self.rank, step);
-        let rows = mixed.len() / rank;
         x.fill(pool, self.isa, (rows, rank), self.bias.format().is_quantised(), |row, out| {
             out.copy_from_slice(&mixed[row * rank..(row + 1) * rank]);
         });
         biases.resize(rows * self.bias.outputs(), 0.0);
         multiply(pool, x, &mut [Product::new(&self.bias, biases)]);
-    }
-
-    /// The likeliest token of a block by its logits `base` and the biases that are `given`, the lowest of equals: that of all tokens, though
-    /// only those are looked at that can be it. A bias is no greater than the lengths of the two that give it.
-    pub(super) fn likeliest(&self, given: &[f32], base: &[f32]) -> Option<usize> {
-        let most = length(given);
-        let mut row = vec![0.0; self.rank];
-        let mut logit = |token: usize| {
-            self.bias.row(token, &mut row);
-            base[token] + row.iter().zip(given).map(|(a, b)| a * b).sum::<f32>()
-        };
-        let first = (0..base.len()).reduce(|best, token| if base[token] > base[best] { token } else { best })?;
-        let mut best = (first, logit(first));
-        for (token, (&base, &length)) in base.iter().zip(&self.lengths).enumerate() {
-            // A little more than the bound: sums are rounded.
-            if token != first && base + length * most * 1.001 >= best.1 {
-                let logit = logit(token);
-                if logit > best.1 || (logit == best.1 && token < best.0) {
-                    best = (token, logit);
-                }
-            }
-        }
-        best.1.is_finite().then_some(best.0)
     }
 
     /// One product with a bias, of rows that `write` makes.
@@ -228,10 +185,6 @@ impl ConfidenceHead {
     pub(super) fn logit(&self, hidden: &[f32], embedding: &[f32]) -> f32 {
         self.weights.iter().zip(hidden.iter().chain(embedding)).map(|(a, b)| a * b).sum::<f32>() + self.bias
     }
-}
-
-fn length(row: &[f32]) -> f32 {
-    row.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
 pub(super) fn sigmoid(x: f32) -> f32 {
