@@ -50,6 +50,9 @@ pub(crate) struct RunArgs {
     compare: bool,
 }
 
+/// Tokens of the prompt and of the answer that an engine warms up with.
+const WARM_UP: usize = 8;
+
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt::find(args.prompt.as_deref(), args.prompt_file.as_deref())?;
     let params = args.sampling.to_params();
@@ -109,6 +112,9 @@ impl Session {
                 template.encode(&self.messages, &options, tokenizer)?
             }
         };
+        if self.compare {
+            self.warm_up(&prompt)?;
+        }
         let answer = answer::stream(&mut self.engine, &prompt, &self.params, &self.drafting, self.show)?;
         eprintln!("{}", answer.summary());
         if let Some(drafts) = answer.drafts().filter(|_| self.drafts) {
@@ -119,6 +125,18 @@ impl Session {
         }
         self.messages.push(json!({ "role": "assistant", "content": answer.text }));
         Ok(answer)
+    }
+
+    /// Lets the engine grow its buffers, or the answer that comes first would look slower than the one after it. Too few
+    /// tokens for a drafter to learn the answer from.
+    fn warm_up(&mut self, prompt: &[u32]) -> Result<()> {
+        let params = SamplingParams {
+            temperature: 0.0,
+            max_tokens: Some(WARM_UP),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        answer::plain(&mut self.engine, &prompt[..prompt.len().min(WARM_UP)], &params).map(drop)
     }
 
     /// Says how the answer compares with one without drafts.
