@@ -1,6 +1,6 @@
 //! How a request chooses tokens, for drafters that have logits.
 
-use spec::Distribution;
+use spec::{Distribution, Drawn, Proposal};
 
 /// A token that was drafted from logits.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,6 +12,22 @@ pub struct Chosen {
     /// What it was drawn from, under the rule `ratio`: it then has to go into the proposal as drawn. `None`: a rule chose
     /// it, or noise that the target has as well.
     pub law: Option<Distribution>,
+}
+
+impl Chosen {
+    /// Adds the token below `parent` to a proposal, with a `confidence` that need not be its own: as drawn from its law, if
+    /// it has one. Answers the token; `None`: the proposal does not take it.
+    pub(crate) fn add_to(self, proposal: &mut Proposal, parent: usize, confidence: f64) -> Option<u32> {
+        match self.law {
+            Some(law) => {
+                proposal.add_drawn(parent, law, Drawn::Independently, &[self.token], &[confidence]).ok()?;
+            }
+            None => {
+                proposal.add_point(parent, self.token, confidence).ok()?;
+            }
+        }
+        Some(self.token)
+    }
 }
 
 /// How a request chooses tokens.

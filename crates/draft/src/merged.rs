@@ -160,7 +160,6 @@ mod tests {
     use spec::{Opinion, Tree};
 
     use super::*;
-    use crate::Greedy;
 
     const KEY: Key = Key { request: 1, choice: 0 };
 
@@ -212,16 +211,7 @@ mod tests {
     }
 
     fn propose(merged: &mut Merged) -> Result<Result<Proposal, Silence>, DraftError> {
-        let ask = Ask {
-            key: KEY,
-            tokens: &[9],
-            prompt: 1,
-            predicted: &[],
-            max_drafts: 8,
-            remaining: 64,
-            choose: &Greedy,
-            sequence: &crate::alone::NOWHERE,
-        };
+        let ask = Ask { key: KEY, ..crate::alone::ask(&[9]) };
         let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
         let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
         merged.propose(&mut round, &[ask]).map(|mut answers| answers.remove(0))

@@ -83,21 +83,12 @@ impl Drafter for Suffix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Greedy;
+    use crate::alone::ask;
 
     const KEY: Key = Key { request: 3, choice: 0 };
 
     fn drafts(suffix: &mut Suffix, tokens: &[u32]) -> Vec<u32> {
-        let ask = Ask {
-            key: KEY,
-            tokens,
-            prompt: 1,
-            predicted: &[],
-            max_drafts: 8,
-            remaining: 64,
-            choose: &Greedy,
-            sequence: &crate::alone::NOWHERE,
-        };
+        let ask = Ask { key: KEY, ..ask(tokens) };
         suffix.draft(&ask).map_or(Vec::new(), |proposal| proposal.tree().tokens()[1..].to_vec())
     }
 

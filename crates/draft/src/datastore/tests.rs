@@ -7,7 +7,7 @@ use model::tokenizer::{TokenKind, Tokenizer, Vocabulary};
 use proptest::prelude::*;
 
 use super::*;
-use crate::Greedy;
+use crate::alone::ask;
 
 const VOCAB: usize = 100;
 
@@ -27,17 +27,7 @@ fn options() -> DatastoreOptions {
 
 /// Every path of the proposal, with the product of its confidences over that of the match.
 fn paths(datastore: &Datastore, tokens: &[u32]) -> BTreeMap<Vec<u32>, f64> {
-    let ask = Ask {
-        key: Key { request: 0, choice: 0 },
-        tokens,
-        prompt: 1,
-        predicted: &[],
-        max_drafts: 8,
-        remaining: 64,
-        choose: &Greedy,
-        sequence: &crate::alone::NOWHERE,
-    };
-    let Ok(proposal) = datastore.draft(&ask) else { return BTreeMap::new() };
+    let Ok(proposal) = datastore.draft(&ask(tokens)) else { return BTreeMap::new() };
     let tree = proposal.tree();
     let path = |node| tree.path(node).into_iter().map(|node| tree.tokens()[node]).collect();
     (1..tree.len()).map(|node| (path(node), tree.confidences()[node])).collect()

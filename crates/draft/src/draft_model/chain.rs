@@ -2,7 +2,7 @@
 
 use kv::Sequence;
 use model::{Logits, Segment, Visibility};
-use spec::{Drawn, Proposal};
+use spec::Proposal;
 
 use super::DraftModelOptions;
 use crate::{Ask, Silence};
@@ -73,16 +73,8 @@ impl<'a> Chain<'a> {
             }
         };
         let chosen = self.ask.choose.choose(&self.drafts, logits)?;
-        let (parent, token, confidence) = (self.drafts.len(), chosen.token, chosen.confidence);
-        match chosen.law {
-            Some(law) => {
-                let drawn = Drawn::Independently;
-                self.proposal.add_drawn(parent, law, drawn, &[token], &[confidence]).ok()?;
-            }
-            None => {
-                self.proposal.add_point(parent, token, confidence).ok()?;
-            }
-        }
+        let confidence = chosen.confidence;
+        let token = chosen.add_to(&mut self.proposal, self.drafts.len(), confidence)?;
         self.drafts.push(token);
         self.survival *= confidence;
         Some(token)

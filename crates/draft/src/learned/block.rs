@@ -6,7 +6,7 @@ use kv::{Attached, KvCache};
 use model::config::Config;
 use model::weights::Weights;
 use model::{Backbone, ForwardError, LoadOptions, Loader, Logits, Segment, Tap, Visibility, Workspace};
-use spec::{Drawn, Expansion, Proposal, SequentialTemperature, product_tree};
+use spec::{Expansion, Proposal, SequentialTemperature, product_tree};
 
 use super::format::BlockFormat;
 use super::heads::{ConfidenceHead, MarkovHead, Step, StepOf, sigmoid};
@@ -257,14 +257,8 @@ impl Block<'_> {
 
     fn add(&mut self, logits: &[f32], sure: Option<f64>) -> Option<()> {
         let chosen = self.ask.choose.choose(&self.drafts, logits)?;
-        let (parent, token) = (self.drafts.len(), chosen.token);
         let confidence = sure.unwrap_or(chosen.confidence);
-        match chosen.law {
-            Some(law) => {
-                drop(self.proposal.add_drawn(parent, law, Drawn::Independently, &[token], &[confidence]).ok()?)
-            }
-            None => drop(self.proposal.add_point(parent, token, confidence).ok()?),
-        }
+        let token = chosen.add_to(&mut self.proposal, self.drafts.len(), confidence)?;
         self.drafts.push(token);
         Some(())
     }

@@ -7,7 +7,7 @@ use kv::{Attached, KvCache};
 use model::config::Config;
 use model::weights::Weights;
 use model::{Eagle, EagleKind, EagleShape, ForwardError, LoadOptions, Logits, Segment, Tap, Visibility, Workspace};
-use spec::{Drawn, Proposal};
+use spec::Proposal;
 
 use super::format::{FeatureFormat, FeatureKind};
 use super::grove::{Grove, Tree, TreeShape};
@@ -213,15 +213,8 @@ impl Chain<'_> {
             return None;
         }
         let chosen = self.ask.choose.choose(&self.tokens[1..], logits)?;
-        let (token, confidence) = (chosen.token, chosen.confidence);
-        match chosen.law {
-            Some(law) => {
-                self.proposal.add_drawn(parent, law, Drawn::Independently, &[token], &[confidence]).ok()?;
-            }
-            None => {
-                self.proposal.add_point(parent, token, confidence).ok()?;
-            }
-        }
+        let confidence = chosen.confidence;
+        let token = chosen.add_to(&mut self.proposal, parent, confidence)?;
         self.tokens.push(token);
         (self.tokens.len() <= self.max_drafts).then_some(())
     }
