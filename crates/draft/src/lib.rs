@@ -19,7 +19,7 @@ mod predicted;
 mod suffix;
 
 pub use auto::Auto;
-pub use choose::{Choose, Chosen, Greedy};
+pub use choose::{Choose, Chosen, Greedy, Words};
 pub use datastore::{
     Datastore, DatastoreBuilder, DatastoreError, DatastoreOptions, DocumentError, Header, ORDER, Store,
 };
@@ -58,13 +58,32 @@ pub struct Round<'a> {
     pub row_seconds: f64,
 }
 
-/// Share of what a step is worth to a request below which a row is so cheap that drafts are checked in trees.
-const CHEAP_ROW: f64 = 0.08;
+/// How far below what pays a draft may be said to be likely and still be proposed: what a drafter says is not quite true, and
+/// whoever admits drafts knows better.
+const DOUBT: f64 = 0.5;
+
+/// Where rows are this dear, a tree has two ways to go on at a place, and the cheaper they are the more.
+const WAYS: [(f64, usize); 3] = [(0.5, 1), (0.2, 2), (0.06, 4)];
+
+/// Ways to go on at a place where rows cost next to nothing.
+const MOST_WAYS: usize = 8;
 
 impl Round<'_> {
-    /// Whether several ways to go on are worth checking, where so many requests ask.
-    fn are_rows_cheap(&self, asks: usize) -> bool {
-        self.row_seconds < CHEAP_ROW * self.step_seconds / asks.max(1) as f64
+    /// What checking a draft costs, in drafts that stand, where so many requests ask.
+    fn price(&self, asks: usize) -> f64 {
+        let price = self.row_seconds * asks.max(1) as f64 / self.step_seconds;
+        if price.is_finite() { price } else { 1.0 }
+    }
+
+    /// Survival below which no draft can be worth a row.
+    fn least_survival(&self, asks: usize) -> f64 {
+        (DOUBT * self.price(asks)).min(DOUBT)
+    }
+
+    /// Ways to go on at a place of a tree that are worth drafting; 1: a chain.
+    fn ways(&self, asks: usize) -> usize {
+        let price = self.price(asks);
+        WAYS.iter().find(|(least, _)| price >= *least).map_or(MOST_WAYS, |&(_, ways)| ways)
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use draft::{Choose, Chosen};
-use spec::{Coins, Rule, UniformCoins};
+use draft::{Choose, Chosen, Words};
+use spec::{Coins, Expansion, Rule, UniformCoins};
 
 use crate::noise::{NoiseKey, Purpose};
 use crate::process::SharedScratch;
@@ -57,6 +57,10 @@ impl Choose for Chooser<'_> {
             let confidence = law.probability(law.most_probable());
             Some(Chosen { token, confidence, law: Some(law) })
         })
+    }
+
+    fn choices(&self, drafts: &[u32], words: Words<'_>, most: usize) -> Expansion {
+        self.scratch.with(|scratch| self.request.choices(drafts, words, most, scratch))
     }
 
     fn draws(&self) -> bool {

@@ -1,9 +1,10 @@
 //! A request: its tokens, its text, when it ends, and the one function that commits a token.
 
+use draft::Words;
 use model::detokenize::Detokenizer;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
-use spec::Distribution;
+use spec::{Distribution, Expansion};
 
 use crate::drafting::Drafting;
 use crate::grammar::GrammarState;
@@ -308,6 +309,12 @@ impl Request {
     pub(crate) fn draft(&self, drafts: &[u32], logits: &[f32], scratch: &mut Scratch) -> Option<(u32, f64)> {
         let position = (self.tokens().len() + drafts.len()) as u32;
         self.with_drafts(drafts, |history| self.sampler.draft(logits, history, position, scratch))
+    }
+
+    /// The tokens that are likeliest to be sampled after `drafts` if a drafter's `words` were the target's, best first.
+    pub(crate) fn choices(&self, drafts: &[u32], words: Words<'_>, most: usize, scratch: &mut Scratch) -> Expansion {
+        let position = (self.tokens().len() + drafts.len()) as u32;
+        self.with_drafts(drafts, |history| self.sampler.choices(words, history, position, most, scratch))
     }
 
     /// The law that a drafter with these `logits` draws from after `drafts`.

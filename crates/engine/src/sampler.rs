@@ -1,6 +1,7 @@
 //! From a row of logits to a token.
 
-use spec::Distribution;
+use draft::Words;
+use spec::{Distribution, Expansion};
 
 use crate::grammar::{GrammarState, GrammarStop};
 use crate::history::History;
@@ -190,6 +191,38 @@ impl Sampler {
         Some((token, f64::from(exp(probabilities.at(logits[token as usize]).min(0.0)))))
     }
 
+    /// The `most` tokens that are likeliest to be sampled if a drafter's `words` were about the target's, best first: by their
+    /// processed logits and the noise of this place. How likely each is, is told from how far it is from the others.
+    pub(crate) fn choices(
+        &self,
+        words: Words<'_>,
+        history: &History,
+        position: u32,
+        most: usize,
+        scratch: &mut Scratch,
+    ) -> Expansion {
+        let greedy = self.params.temperature == 0.0;
+        if greedy && !self.params.adjusts_logits() && history.outputs().len() >= self.params.min_tokens {
+            return words.likeliest(most);
+        }
+        words.spread(&mut scratch.row);
+        process::adjust(&mut scratch.row, &self.params, history, &self.end_tokens);
+        if greedy {
+            return Words::new(&scratch.row, None, scratch.row.len()).likeliest(most);
+        }
+        let Ok(greatest) = process::scan(&scratch.row, &mut scratch.block_max) else { return Expansion::new() };
+        process::shape(scratch, &self.params, greatest);
+        let mut found = draw_several(scratch, &self.key, position, most.max(RIVALS));
+        let temperature = f64::from(self.params.temperature);
+        let first = found.first().map_or(0.0, |best| best.1);
+        // The scores that decided, in logits: as at temperature 0.
+        found.iter_mut().for_each(|(_, score)| *score = ((*score - first) * temperature).exp());
+        let all: f64 = found.iter().map(|(_, weight)| weight).sum();
+        found.truncate(most);
+        found.iter_mut().for_each(|(_, weight)| *weight /= all);
+        found
+    }
+
     /// The processed logits `[vocab]` that the token at the next position is drawn from: at temperature 0 the adjusted
     /// logits, otherwise log-probabilities up to a constant, with −∞ for tokens that truncation dropped.
     ///
@@ -295,6 +328,32 @@ fn last_resort(grammar: &mut GrammarState) -> Result<u32, SampleError> {
 /// `row` `[vocab]` has its greatest value at 0 or near it; `block_max` are its block maxima. Blocks and tokens that
 /// cannot win whatever their noise are left out, which changes nothing but the time.
 fn draw(row: &[f32], block_max: &[f32], key: &NoiseKey, position: u32) -> u32 {
+    winner(row, block_max, key, position).token
+}
+
+/// Tokens that the likelihood of a drawn one is told from, at least.
+const RIVALS: usize = 4;
+
+/// The `count` tokens with the greatest scores in [`draw`], best first, with their scores. Leaves the row of `scratch`
+/// without them.
+fn draw_several(scratch: &mut Scratch, key: &NoiseKey, position: u32, count: usize) -> Vec<(u32, f64)> {
+    let Scratch { row, block_max, .. } = scratch;
+    let mut found = Vec::with_capacity(count);
+    while found.len() < count {
+        let Best { score, token } = winner(row, block_max, key, position);
+        if score == f64::NEG_INFINITY {
+            break;
+        }
+        found.push((token, score));
+        row[token as usize] = f32::NEG_INFINITY;
+        let block = token as usize / BLOCK;
+        let rest = row[block * BLOCK..].iter().take(BLOCK);
+        block_max[block] = rest.copied().fold(f32::NEG_INFINITY, f32::max);
+    }
+    found
+}
+
+fn winner(row: &[f32], block_max: &[f32], key: &NoiseKey, position: u32) -> Best {
     let mut best = Best { score: f64::NEG_INFINITY, token: 0 };
     let favourite = block_max.iter().enumerate().fold((0, f32::NEG_INFINITY), |likeliest, (block, &max)| {
         if max > likeliest.1 { (block, max) } else { likeliest }
@@ -304,7 +363,7 @@ fn draw(row: &[f32], block_max: &[f32], key: &NoiseKey, position: u32) -> u32 {
     for (block, &max) in block_max.iter().enumerate().filter(|(block, _)| *block != favourite.0) {
         best.visit(row, f64::from(max), block, key, position);
     }
-    best.token
+    best
 }
 
 /// The winner so far.
@@ -356,5 +415,41 @@ impl LogSoftmax {
     /// Log-probability of a token with this logit.
     fn at(&self, logit: f32) -> f32 {
         (f64::from(logit) - f64::from(self.greatest) - self.log_sum) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::noise::gumbel;
+
+    #[test]
+    fn a_drafters_choices_are_what_would_be_sampled_and_what_comes_next_to_it() {
+        let logits: Vec<f32> = (0..300).map(|i| ((i * 7919 + 13) % 101) as f32 / 20.0).collect();
+        let ids: Vec<u32> = (0..150).map(|i| i * 2).collect();
+        for (temperature, top_k) in [(0.0, 0), (0.7, 0), (1.0, 40), (2.0, 3)] {
+            let params = SamplingParams { temperature, top_k, seed: 5, ..SamplingParams::default() };
+            let (sampler, mut scratch) = (Sampler::new(params, &[], 0), Scratch::new());
+            let history = History::new(&[1, 2, 3]);
+            for position in 3..40 {
+                let sampled = sampler.sample(&logits, &history, position, &mut scratch).unwrap().token;
+                let words = Words::new(&logits, None, 300);
+                let choices = sampler.choices(words, &history, position, 5, &mut scratch);
+                assert_eq!(choices[0].0, sampled, "temperature {temperature}, position {position}");
+                assert!(choices.iter().all(|&(_, p)| p > 0.0 && p <= 1.0));
+                let row = sampler.process(&logits, &history, &mut scratch).unwrap();
+                let score = |&token: &u32| {
+                    let noise = if temperature == 0.0 { 0.0 } else { gumbel(&sampler.key, position, token) };
+                    f64::from(row[token as usize]) + noise
+                };
+                let mut all: Vec<u32> = (0..300).filter(|token| score(token).is_finite()).collect();
+                all.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
+                all.truncate(5);
+                assert_eq!(choices.iter().map(|choice| choice.0).collect::<Vec<_>>(), all);
+            }
+            // Of words about some tokens only these come.
+            let few = sampler.choices(Words::new(&logits[..150], Some(&ids), 300), &history, 9, 5, &mut scratch);
+            assert!(!few.is_empty() && few.iter().all(|(token, _)| token % 2 == 0));
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! every batch. Requests, sampling and the choice of what to run may not enter.
 
 mod block;
+mod convolution;
 mod eagle;
 mod skip;
 
@@ -22,7 +23,8 @@ use crate::config::Config;
 use crate::load::{Linear, LoadError, LoadOptions, Loader};
 use crate::weights::Weights;
 
-pub use block::Backbone;
+pub use block::{Backbone, BlockShape, Sight};
+pub use convolution::ConvolutionShape;
 pub use eagle::{Eagle, EagleKind, EagleShape};
 pub use skip::SkipError;
 
@@ -66,6 +68,7 @@ pub struct Workspace {
     up: Vec<f32>,
     logits: Vec<f32>,
     taps: Vec<Vec<f32>>,
+    convolution: convolution::Buffers,
 }
 
 /// What a forward gives.
@@ -242,10 +245,19 @@ impl Model {
         layer: &Layer,
         first: usize,
     ) {
-        let config = &self.config;
-        let (q_width, kv_width) = (config.q_width(), config.kv_width());
-        let Workspace { angles, hidden, x, q, k, v, attended, .. } = workspace;
-        let rows = sees.len();
+        self.write(workspace, pool, kv_layer, slots, layer);
+        self.see(workspace, pool, kv_layer, sees, layer.window, first);
+        let (Workspace { hidden, x, attended, .. }, q_width) = (workspace, self.config.q_width());
+        self.project(x, pool, hidden, sees.len(), &layer.o, |row, out| {
+            out.copy_from_slice(&attended[row * q_width..(row + 1) * q_width]);
+        });
+    }
+
+    /// Queries of all rows, and their keys and values into their slots.
+    fn write(&self, workspace: &mut Workspace, pool: &Pool, kv_layer: &mut KvLayer, slots: &[KvSlot], layer: &Layer) {
+        let kv_width = self.config.kv_width();
+        let Workspace { angles, x, q, k, v, .. } = workspace;
+        let rows = slots.len();
         multiply(
             pool,
             x,
@@ -261,28 +273,48 @@ impl Model {
         self.add_bias(pool, &layer.v, v);
         let (keys, values) = (Strided { data: &k[..], stride: kv_width }, Strided { data: &v[..], stride: kv_width });
         kv_layer.append(pool, self.isa, slots, keys, values);
+    }
+
+    /// What all rows find at the positions that they see.
+    fn see(
+        &self,
+        workspace: &mut Workspace,
+        pool: &Pool,
+        kv_layer: &KvLayer,
+        sees: &[AttentionRow<'_>],
+        window: Option<usize>,
+        first: usize,
+    ) {
+        let (config, q_width) = (&self.config, self.config.q_width());
+        let Workspace { q, attended, .. } = workspace;
         let scale = 1.0 / (config.head_dim as f32).sqrt();
-        let attention = Attention { heads: config.heads, scale, window: layer.window, first };
+        let attention = Attention { heads: config.heads, scale, window, first };
         let queries = Strided { data: &q[..], stride: q_width };
         let out = Strided { data: &mut attended[..], stride: q_width };
         attention.attend(pool, self.isa, kv_layer, sees, queries, out);
-        self.project(x, pool, hidden, rows, &layer.o, |row, out| {
-            out.copy_from_slice(&attended[row * q_width..(row + 1) * q_width]);
-        });
     }
 
     /// Norm and gated feed-forward, added to the residual stream.
     fn feed_forward(&self, workspace: &mut Workspace, pool: &Pool, rows: usize, layer: &Layer) {
-        let Workspace { hidden, x, gate, up, .. } = workspace;
-        let width = self.config.intermediate;
+        let Workspace { hidden, x, .. } = &mut *workspace;
         self.norm(x, pool, hidden, rows, &layer.post_norm, &[&layer.gate, &layer.up]);
+        self.widen(workspace, pool, layer);
+        let Workspace { hidden, x, gate, up, .. } = workspace;
+        self.project(x, pool, hidden, rows, &layer.down, |row, out| self.gated(gate, up, row, out));
+    }
+
+    /// The two products that the feed-forward's gate is made of.
+    fn widen(&self, workspace: &mut Workspace, pool: &Pool, layer: &Layer) {
+        let Workspace { x, gate, up, .. } = workspace;
         multiply(pool, x, &mut [Product::new(&layer.gate.matrix, gate), Product::new(&layer.up.matrix, up)]);
         self.add_bias(pool, &layer.gate, gate);
         self.add_bias(pool, &layer.up, up);
-        self.project(x, pool, hidden, rows, &layer.down, |row, out| {
-            let row = row * width..(row + 1) * width;
-            silu_mul(self.isa, &gate[row.clone()], &up[row], out);
-        });
+    }
+
+    /// What goes into the last product of the feed-forward, of one row.
+    fn gated(&self, gate: &[f32], up: &[f32], row: usize, out: &mut [f32]) {
+        let row = row * self.config.intermediate..(row + 1) * self.config.intermediate;
+        silu_mul(self.isa, &gate[row.clone()], &up[row], out);
     }
 
     /// Final norm and head, for the rows whose logits are wanted.

@@ -73,6 +73,11 @@ impl EagleGrowth {
         &self.level
     }
 
+    /// How likely a node is, all that leads to it included.
+    pub fn survival(&self, node: usize) -> f64 {
+        self.survivals.get(node).copied().unwrap_or(0.0)
+    }
+
     /// Expands the nodes of the level, each by what may follow it.
     ///
     /// # Errors

@@ -1,17 +1,21 @@
 //! Block drafters: all drafts of a round from one forward over the anchor and masks (DFlash, Chen et al. 2026; DSpark,
-//! section 3), each then corrected by the one before it.
+//! section 3; DFlash 2; Domino), each then corrected by those before it.
 
 use kernels::{KvFormat, Pool};
 use kv::{Attached, KvCache};
 use model::config::Config;
 use model::weights::Weights;
-use model::{Backbone, ForwardError, LoadOptions, Loader, Logits, Segment, Tap, Visibility, Workspace};
+use model::{
+    Backbone, BlockShape, ForwardError, LoadOptions, Loader, Logits, Segment, Sight, Tap, Visibility, Workspace,
+};
 use spec::{Expansion, Proposal, SequentialTemperature, product_tree};
 
-use super::format::BlockFormat;
-use super::heads::{ConfidenceHead, MarkovHead, Step, StepOf, sigmoid};
-use super::{LearnedError, Target, fits_taps, gathered, known_ids, likeliest, spread};
-use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence};
+use super::follow::{Follow, Step};
+use super::format::{BlockFormat, Follows};
+use super::growth::{Growing, Heads, Rows};
+use super::heads::ConfidenceHead;
+use super::{LearnedError, Target, fits_taps, gathered, known_ids};
+use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 
 /// Drafts a block at a time.
 ///
@@ -19,7 +23,7 @@ use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence};
 /// rolled back with them. A round writes its block where the target's next rows will be.
 pub(super) struct BlockDraft {
     pub(super) backbone: Backbone,
-    pub(super) markov: Option<MarkovHead>,
+    pub(super) follow: Follow,
     pub(super) confidence: Option<ConfidenceHead>,
     /// Of the confidences, one for each draft of a block.
     temperatures: Option<SequentialTemperature>,
@@ -32,26 +36,23 @@ pub(super) struct BlockDraft {
     vocab: usize,
     workspace: Workspace,
     step: Step,
+    /// Ways to go on at a place at most.
+    pub(super) most_ways: usize,
 }
 
 /// One request in a round.
-struct Block<'a> {
+pub(super) struct Block<'a> {
     /// Which of the round's asks.
     index: usize,
-    ask: &'a Ask<'a>,
-    max_drafts: usize,
+    pub(super) ask: &'a Ask<'a>,
+    pub(super) max_drafts: usize,
     /// The anchor, then masks.
     tokens: Vec<u32>,
-    proposal: Proposal,
-    drafts: Vec<u32>,
-    /// Where a tree is drafted: what each row says, however the others decide.
-    words: Vec<Expansion>,
-    open: bool,
 }
 
-/// Words of a row that a tree is made of, and drafts of a tree for each row.
-const WORDS: usize = 8;
-const DRAFTS_OF_A_ROW: usize = 3;
+/// Words of a row that a tree of independent words is made of for each way to go on, and drafts for each row.
+const WORDS_OF_A_WAY: usize = 2;
+const DRAFTS_OF_A_WAY: usize = 1;
 
 impl BlockDraft {
     pub(super) fn load(
@@ -63,17 +64,25 @@ impl BlockDraft {
         options: LoadOptions,
     ) -> Result<BlockDraft, LearnedError> {
         fits(&config, &format, target)?;
-        let (hidden, vocab) = (config.hidden, target.model.config().vocab);
-        let config = Config { vocab, ..config };
-        let (taps, known) = (format.taps.len(), format.known.unwrap_or(vocab));
+        let (hidden, vocab, layers) = (config.hidden, target.model.config().vocab, config.layers);
+        let windows = if format.windows.is_empty() { vec![None; layers] } else { format.windows.clone() };
+        let config = Config { vocab, windows, ..config };
+        let known = format.known.unwrap_or(vocab);
         let ids = known_ids(weights, known, vocab)?;
-        let backbone = Backbone::load(weights, config, (taps, format.known), target.model, pool, options)?;
-        let loader = Loader::new(weights, pool, options, "");
-        let markov = match format.markov {
-            Some(markov) => Some(MarkovHead::load(&loader, options.isa, markov, [vocab, known, hidden])?),
-            None => None,
+        let shape = BlockShape {
+            taps: format.taps.len(),
+            head: format.known,
+            sight: if format.sight.is_empty() { vec![Sight::Around; layers] } else { format.sight.clone() },
+            convolution: format.convolution,
+            embedding_scale: format.embedding_scale,
         };
-        let rank = format.markov.map_or(0, |markov| markov.rank);
+        let backbone = Backbone::load(weights, config, shape, target.model, pool, options)?;
+        let loader = Loader::new(weights, pool, options, "");
+        let follow = Follow::load(&loader, options.isa, &format, [vocab, known, hidden], ids.as_deref())?;
+        let rank = match format.follows {
+            Follows::Markov(markov) => markov.rank,
+            _ => 0,
+        };
         let confidence = match format.confidence {
             Some(with_markov) => Some(ConfidenceHead::load(&loader, hidden + if with_markov { rank } else { 0 })?),
             None => None,
@@ -82,7 +91,7 @@ impl BlockDraft {
         let Target { vocab, kv_format, .. } = target;
         Ok(BlockDraft {
             backbone,
-            markov,
+            follow,
             confidence,
             temperatures,
             ids,
@@ -92,6 +101,7 @@ impl BlockDraft {
             vocab,
             workspace,
             step,
+            most_ways: usize::MAX,
         })
     }
 
@@ -105,120 +115,61 @@ impl BlockDraft {
         }
         let mut tokens = vec![self.format.mask; self.format.block];
         tokens[0] = ask.anchor();
-        let (proposal, drafts, words) = (Proposal::new(ask.anchor()), Vec::new(), Vec::new());
-        Ok(Block {
-            index,
-            ask,
-            max_drafts: ask.max_drafts.min(self.format.drafts()),
-            tokens,
-            proposal,
-            drafts,
-            words,
-            open: true,
-        })
+        Ok(Block { index, ask, max_drafts: ask.max_drafts.min(self.format.drafts()), tokens })
     }
 
-    /// Runs the blocks and lets each say its drafts, one after another. With `trees` blocks whose rows do not look at each
-    /// other's words say several ways to go on (DDTree, Ringel and Romano 2026, arXiv 2604.12989).
-    fn run(
-        &mut self,
-        pool: &Pool,
-        cache: &mut KvCache,
-        blocks: &mut [Block<'_>],
-        trees: bool,
-    ) -> Result<(), ForwardError> {
-        let Some(attached) = &self.attached else { return Ok(()) };
-        let Self { backbone, confidence, temperatures, ids, format, vocab, workspace, step, .. } = self;
-        let heads = Heads {
-            markov: self.markov.as_ref(),
-            confidence: confidence.as_ref(),
-            temperatures: temperatures.as_ref(),
-            ids: ids.as_deref(),
-            vocab: *vocab,
-            trees,
-        };
-        let rows: Vec<usize> = (usize::from(!format.anchor_first)..format.block).collect();
+    /// Runs the blocks and lets each say its drafts.
+    fn run(&mut self, round: &mut Round<'_>, blocks: &[Block<'_>]) -> Result<Vec<Option<Proposal>>, ForwardError> {
+        let Some(attached) = &self.attached else { return Ok(Vec::new()) };
+        let Self { backbone, follow, confidence, temperatures, ids, format, vocab, workspace, step, .. } = self;
+        let rows: Vec<usize> = (usize::from(!format.is_anchor_first())..format.block).collect();
         let segments: Vec<Segment<'_>> = blocks.iter().map(|block| block.segment(&rows)).collect();
-        let output = backbone.forward(workspace, pool, cache.attached(attached), &segments)?;
+        let output = backbone.forward(workspace, round.pool, round.cache.attached(attached), &segments)?;
         drop(segments);
         let (width, known) = (backbone.config().hidden, output.logits.len() / (blocks.len() * rows.len()));
         let rows =
             Rows { hidden: &output.taps[0], width, logits: output.logits, known, rows: &rows, block: format.block };
-        if let Some(markov) = heads.markov {
-            markov.begin(step, blocks.len());
-        }
-        for depth in 0..rows.rows.len() {
-            if let Some(markov) = heads.markov {
-                let before: Vec<u32> = blocks.iter().map(Block::before).collect();
-                markov.advance(step, pool, &before, |block| rows.hidden(block, depth));
-            }
-            let step = &*step;
-            pool.for_each_mut(blocks, |at, block| {
-                if block.open && depth < block.max_drafts {
-                    heads.say(block, step.of(at), depth, rows.hidden(at, depth), rows.logits(at, depth));
-                }
+        let heads = Heads {
+            backbone,
+            follow,
+            confidence: confidence.as_ref(),
+            temperatures: temperatures.as_ref(),
+            ids: ids.as_deref(),
+            vocab: *vocab,
+            scale: format.logit_scale,
+            cap: format.logit_cap,
+        };
+        let ways = round.ways(blocks.len()).min(self.most_ways);
+        // Where no word depends on another, the best tree is known at once (DDTree, Ringel and Romano 2026, arXiv 2604.12989).
+        if matches!(follow, Follow::Nothing) && confidence.is_none() && ways > 1 {
+            let mut proposals = vec![None; blocks.len()];
+            round.pool.for_each_mut(&mut proposals, |at, proposal| {
+                *proposal = match blocks[at].ask.choose.draws() {
+                    true => None,
+                    false => heads.independent(&blocks[at], at, &rows, ways),
+                };
             });
+            if blocks.iter().all(|block| !block.ask.choose.draws()) {
+                return Ok(proposals);
+            }
         }
-        Ok(())
+        Ok(Growing::new(blocks, ways, round.least_survival(blocks.len())).grow(&heads, step, round.pool, &rows))
     }
-}
-
-/// What came of all blocks' rows.
-struct Rows<'a> {
-    /// `[blocks, block, width]`
-    hidden: &'a [f32],
-    width: usize,
-    /// `[blocks, rows that give a draft, known]`
-    logits: &'a [f32],
-    known: usize,
-    /// Of a block, those that give a draft.
-    rows: &'a [usize],
-    block: usize,
-}
-
-impl<'a> Rows<'a> {
-    /// Of the row of a block that gives its draft number `depth`, from 0.
-    fn hidden(&self, block: usize, depth: usize) -> &'a [f32] {
-        let row = block * self.block + self.rows[depth];
-        &self.hidden[row * self.width..(row + 1) * self.width]
-    }
-
-    fn logits(&self, block: usize, depth: usize) -> &'a [f32] {
-        let row = block * self.rows.len() + depth;
-        &self.logits[row * self.known..(row + 1) * self.known]
-    }
-}
-
-/// What makes a draft of a row.
-struct Heads<'a> {
-    markov: Option<&'a MarkovHead>,
-    confidence: Option<&'a ConfidenceHead>,
-    temperatures: Option<&'a SequentialTemperature>,
-    /// For each token that the head knows, the target's.
-    ids: Option<&'a [u32]>,
-    /// Tokens that the target knows.
-    vocab: usize,
-    /// Several ways to go on are asked for.
-    trees: bool,
 }
 
 impl Heads<'_> {
-    /// Adds the draft of a row to its block. `step`: what the draft before it has left.
-    fn say(&self, block: &mut Block<'_>, step: StepOf<'_>, depth: usize, hidden: &[f32], logits: &[f32]) {
-        let sure = self.confidence.map(|head| {
-            let sure = f64::from(sigmoid(head.logit(hidden, step.embedding)));
-            self.temperatures.map_or(sure, |temperatures| temperatures.confidence(depth, sure))
-        });
-        match self.markov {
-            Some(_) => {
-                let corrected: Vec<f32> = logits.iter().zip(step.bias).map(|(logit, bias)| logit + bias).collect();
-                block.extend(&spread(&corrected, self.ids, self.vocab), sure);
-            }
-            None if self.trees && !block.ask.choose.draws() => {
-                block.words.push(likeliest(&spread(logits, self.ids, self.vocab), WORDS));
-            }
-            None => block.extend(&spread(logits, self.ids, self.vocab), sure),
+    /// The tree of a block whose words do not depend on each other.
+    fn independent(&self, block: &Block<'_>, at: usize, rows: &Rows<'_>, ways: usize) -> Option<Proposal> {
+        let mut before = Vec::new();
+        let mut words: Vec<Expansion> = Vec::with_capacity(block.max_drafts);
+        for depth in 0..block.max_drafts {
+            let logits: Vec<f32> = rows.logits(at, depth).iter().map(|&logit| self.bound(logit)).collect();
+            let words_here = Words::new(&logits, self.ids, self.vocab);
+            words.push(block.ask.choose.choices(&before, words_here, ways * WORDS_OF_A_WAY));
+            before.push(words[depth].first()?.0);
         }
+        let drafts = block.max_drafts * ways * DRAFTS_OF_A_WAY;
+        product_tree(block.ask.anchor(), &words, drafts).ok().map(Proposal::from)
     }
 }
 
@@ -236,6 +187,16 @@ fn fits(config: &Config, format: &BlockFormat, target: Target<'_>) -> Result<(),
     if format.mask as usize >= ours.vocab {
         return other("the mask token", format.mask as usize, ours.vocab);
     }
+    let layers =
+        [format.windows.len(), format.sight.len()].into_iter().find(|&layers| layers != 0 && layers != config.layers);
+    if let Some(layers) = layers {
+        return other("kinds of layers, so many as", layers, config.layers);
+    }
+    if let Some(convolution) = format.convolution
+        && !config.hidden.is_multiple_of(convolution.group)
+    {
+        return other("the hidden size a multiple of", convolution.group, config.hidden);
+    }
     fits_taps(&format.taps, target)
 }
 
@@ -244,29 +205,16 @@ impl Block<'_> {
         let (sequence, start) = (self.ask.sequence, self.ask.tokens.len() - 1);
         Segment { sequence, start, tokens: &self.tokens, visibility: Visibility::Block, logits: Logits::Rows(rows) }
     }
-
-    /// The token before the next draft.
-    fn before(&self) -> u32 {
-        self.drafts.last().copied().unwrap_or(self.tokens[0])
-    }
-
-    /// Adds the draft that the request chooses by `logits`, `[vocab]`, of which a head may say how `sure` it is.
-    fn extend(&mut self, logits: &[f32], sure: Option<f64>) {
-        self.open = self.add(logits, sure).is_some();
-    }
-
-    fn add(&mut self, logits: &[f32], sure: Option<f64>) -> Option<()> {
-        let chosen = self.ask.choose.choose(&self.drafts, logits)?;
-        let confidence = sure.unwrap_or(chosen.confidence);
-        let token = chosen.add_to(&mut self.proposal, self.drafts.len(), confidence)?;
-        self.drafts.push(token);
-        Some(())
-    }
 }
 
 impl Drafter for BlockDraft {
     fn name(&self) -> &'static str {
-        if self.format.markov.is_some() { "dspark" } else { "dflash" }
+        match self.format.follows {
+            Follows::Markov(_) => "dspark",
+            Follows::Domino(_) => "domino",
+            Follows::Selector(_) => "dflash2",
+            Follows::Nothing => "dflash",
+        }
     }
 
     fn taps(&self) -> Vec<Tap> {
@@ -306,21 +254,15 @@ impl Drafter for BlockDraft {
                 Err(silence) => answers[index] = Err(silence),
             }
         }
-        if !blocks.is_empty() {
-            let trees = round.are_rows_cheap(asks.len());
-            let run = self.run(round.pool, round.cache, &mut blocks, trees);
-            run.map_err(|error| DraftError { drafter: self.name(), message: error.to_string() })?;
+        if blocks.is_empty() {
+            return Ok(answers);
         }
-        for Block { index, ask, proposal, words, .. } in blocks {
-            let proposal = match words.len() {
-                0 => proposal,
-                rows => match product_tree(ask.anchor(), &words, rows * DRAFTS_OF_A_ROW) {
-                    Ok(tree) => tree.into(),
-                    Err(_) => proposal,
-                },
-            };
-            if proposal.tree().drafts() > 0 {
-                answers[index] = Ok(proposal);
+        let name = self.name();
+        let proposals = self.run(round, &blocks);
+        let proposals = proposals.map_err(|error| DraftError { drafter: name, message: error.to_string() })?;
+        for (Block { index, .. }, proposal) in blocks.iter().zip(proposals) {
+            if let Some(proposal) = proposal.filter(|proposal| proposal.tree().drafts() > 0) {
+                answers[*index] = Ok(proposal);
             }
         }
         Ok(answers)

@@ -12,7 +12,7 @@ use spec::Proposal;
 use super::format::{FeatureFormat, FeatureKind};
 use super::grove::{Grove, Tree, TreeShape};
 use super::{LearnedError, Target, fits_taps, gathered, known_ids, spread};
-use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence};
+use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 
 /// Drafts from features.
 ///
@@ -140,13 +140,14 @@ impl FeatureDraft {
         &mut self,
         round: &mut Round<'_>,
         asks: Vec<(usize, &Ask<'_>)>,
+        ways: usize,
     ) -> Result<Vec<(usize, Option<Proposal>)>, ForwardError> {
         let first = self.first_features(round.cache, asks.iter().map(|(_, ask)| *ask));
         let Some([own, _]) = &self.attached else { return Ok(Vec::new()) };
         let Self { eagle, ids, vocab, tree: shape, workspace, .. } = self;
-        let mut trees: Vec<Tree<'_>> = asks.iter().map(|&(index, ask)| Tree::new(index, ask, *shape)).collect();
-        let (pool, ids, vocab, top_k) = (round.pool, ids.as_deref(), *vocab, shape.top_k);
-        let grove = Grove { eagle, own, pool, ids, vocab, top_k };
+        let shape = TreeShape { top_k: ways, ..*shape };
+        let mut trees: Vec<Tree<'_>> = asks.iter().map(|&(index, ask)| Tree::new(index, ask, shape)).collect();
+        let grove = Grove { eagle, own, pool: round.pool, ids: ids.as_deref(), vocab: *vocab, top_k: ways };
         grove.grow(workspace, round.cache, &mut trees, &first)?;
         Ok(trees.into_iter().map(|tree| (tree.index, tree.finish(shape.drafts))).collect())
     }
@@ -170,7 +171,7 @@ impl FeatureDraft {
             let known = output.logits.len() / chains.len();
             pool.for_each_mut(&mut chains, |at, chain| {
                 let logits = &output.logits[at * known..(at + 1) * known];
-                chain.open = chain.extend(&spread(logits, ids.as_deref(), *vocab)).is_some();
+                chain.open = chain.extend(logits, ids.as_deref(), *vocab).is_some();
             });
             let mut rows = output.taps[0].chunks_exact(width);
             features.clear();
@@ -206,15 +207,22 @@ impl Chain<'_> {
         }
     }
 
-    /// Adds the draft that the request chooses by `logits`, `[vocab]`; `None`: the chain ends.
-    fn extend(&mut self, logits: &[f32]) -> Option<()> {
+    /// Adds the draft that the request chooses by `logits` of the target's tokens `ids`; `None`: the chain ends.
+    fn extend(&mut self, logits: &[f32], ids: Option<&[u32]>, vocab: usize) -> Option<()> {
         let parent = self.tokens.len() - 1;
         if parent >= self.max_drafts {
             return None;
         }
-        let chosen = self.ask.choose.choose(&self.tokens[1..], logits)?;
-        let confidence = chosen.confidence;
-        let token = chosen.add_to(&mut self.proposal, parent, confidence)?;
+        let (choose, drafts) = (self.ask.choose, &self.tokens[1..]);
+        let token = if choose.draws() {
+            let chosen = choose.choose(drafts, &spread(logits, ids, vocab))?;
+            let confidence = chosen.confidence;
+            chosen.add_to(&mut self.proposal, parent, confidence)?
+        } else {
+            let (token, confidence) = choose.choices(drafts, Words::new(logits, ids, vocab), 1).pop()?;
+            self.proposal.add_point(parent, token, confidence).ok()?;
+            token
+        };
         self.tokens.push(token);
         (self.tokens.len() <= self.max_drafts).then_some(())
     }
@@ -256,9 +264,9 @@ impl Drafter for FeatureDraft {
     ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         let mut answers = vec![Err(Silence::NoMatch); asks.len()];
         let (mut chains, mut trees) = (Vec::new(), Vec::new());
-        let cheap = round.are_rows_cheap(asks.len());
+        let ways = round.ways(asks.len()).min(self.tree.top_k);
         for (index, ask) in asks.iter().enumerate() {
-            if cheap && !ask.choose.draws() && self.silence(ask, self.tree.slots()).is_none() {
+            if ways > 1 && !ask.choose.draws() && self.silence(ask, self.tree.slots()).is_none() {
                 trees.push((index, ask));
                 continue;
             }
@@ -270,7 +278,7 @@ impl Drafter for FeatureDraft {
         let drafter = self.name;
         let failed = |error: ForwardError| DraftError { drafter, message: error.to_string() };
         let done = self.run(round.pool, round.cache, chains).map_err(failed)?;
-        let grown = self.grow(round, trees).map_err(failed)?;
+        let grown = self.grow(round, trees, ways).map_err(failed)?;
         let chains = done.into_iter().map(|chain| (chain.index, Some(chain.proposal)));
         for (index, proposal) in chains.chain(grown) {
             if let Some(proposal) = proposal.filter(|proposal| proposal.tree().drafts() > 0) {

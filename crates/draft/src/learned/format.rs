@@ -1,5 +1,7 @@
 //! What a checkpoint's `config.json` says of how it drafts, whoever wrote it.
 
+mod block;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -12,8 +14,10 @@ use spec::SequentialTemperature;
 
 use super::LearnedError;
 
+pub(super) use block::{BlockFormat, DominoShape, Follows, Markov, MarkovKind, SelectorShape};
+
 /// How a learned drafter drafts.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum Format {
     Block(BlockFormat),
     Feature(FeatureFormat),
@@ -60,58 +64,11 @@ pub(super) enum FeatureKind {
 /// Drafts in a row where a checkpoint does not say how many it was trained for.
 const STEPS: usize = 5;
 
-/// How a block drafter drafts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct BlockFormat {
-    /// Rows of a block: the anchor and masks.
-    pub(super) block: usize,
-    /// Row i says what comes after it (DeepSpec), so that the anchor's row gives the first draft; or else what it is
-    /// itself (z-lab), so that the anchor's row gives none.
-    pub(super) anchor_first: bool,
-    /// The token of what is to be drafted.
-    pub(super) mask: u32,
-    /// The target's hidden states that it reads, in the order of the fusion's inputs.
-    pub(super) taps: Vec<Tap>,
-    /// How a draft depends on the one before it.
-    pub(super) markov: Option<Markov>,
-    /// Whether a head says how sure each draft is, and whether that looks at the draft before it.
-    pub(super) confidence: Option<bool>,
-    /// Tokens that its own head knows; `None`: it has the target's.
-    pub(super) known: Option<usize>,
-    /// The object of `config.json` that describes its layers; `None`: the whole.
-    part: Option<&'static str>,
-}
-
-/// The head that makes a draft depend on the one before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Markov {
-    pub(super) rank: usize,
-    pub(super) kind: MarkovKind,
-}
-
-/// What of the block such a head looks at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MarkovKind {
-    /// Nothing: a bias of the token before.
-    Vanilla,
-    /// A gate on that bias, by the row's hidden state.
-    Gated,
-    /// A state that goes along the block.
-    Rnn,
-}
-
 /// One `config.json`, and the object in it that a family nests its fields in.
 struct Fields {
     file: String,
     root: Value,
     nested: &'static str,
-}
-
-impl BlockFormat {
-    /// Drafts of a block.
-    pub(super) fn drafts(&self) -> usize {
-        self.block - usize::from(!self.anchor_first)
-    }
 }
 
 impl Format {
@@ -136,6 +93,9 @@ impl Format {
                 "layers.",
                 "markov_head.",
                 "confidence_head.",
+                "candidate_selector.",
+                "prefix_gru.",
+                "embed_proj.",
                 "d2t",
                 "t2d",
             ],
@@ -190,7 +150,8 @@ impl Fields {
         let architecture = names.and_then(|names| names.first()).and_then(Value::as_str).unwrap_or_default();
         match architecture {
             "Qwen3DSparkModel" | "DSparkDraftModel" => self.block(true).map(Format::Block).map(Some),
-            "DFlashDraftModel" => self.block(false).map(Format::Block).map(Some),
+            "DFlashDraftModel" | "DFlash2DraftModel" => self.block(false).map(Format::Block).map(Some),
+            "DominoDraftModel" => self.block(self.flag("shift_label")?).map(Format::Block).map(Some),
             "Qwen3Eagle3Model" | "LlamaForCausalLMEagle3" => {
                 let normed_residual = self.flag("norm_before_residual")?;
                 self.feature(FeatureKind::Third { normed_residual }).map(Format::Feature).map(Some)
@@ -251,27 +212,9 @@ impl Fields {
                 let kind = FeatureKind::Third { normed_residual: self.flag("norm_before_residual")? };
                 Ok(Format::Feature(FeatureFormat { taps, steps, part: PART, ..self.feature(kind)? }))
             }
-            "dspark" | "dflash" => {
-                let block = self.number("block_size")?;
-                let known = match self.find("draft_vocab_size") {
-                    None | Some(Value::Null) => None,
-                    Some(_) => Some(self.number("draft_vocab_size")?),
-                };
-                let anchor_first = match (self.find("sample_from_anchor"), self.speculative_tokens()) {
-                    (Some(Value::Bool(from_anchor)), _) => *from_anchor,
-                    (_, Some(tokens)) if tokens == block => true,
-                    (_, Some(tokens)) if tokens + 1 == block => false,
-                    _ => {
-                        let problem = "is missing, and the number of speculative tokens does not tell whether the \
-                                       anchor's row gives a draft";
-                        return Err(self.wrong("sample_from_anchor", problem.into()));
-                    }
-                };
-                let taps = self.taps("aux_hidden_state_layer_ids", -1)?;
-                Ok(Format::Block(BlockFormat { taps, known, part: PART, ..self.block_of(anchor_first, Vec::new())? }))
-            }
+            "dspark" | "dflash" | "dflash2" => self.speculators_block(PART).map(Format::Block),
             other => {
-                let problem = format!("is {other:?}; known are eagle3, dflash and dspark");
+                let problem = format!("is {other:?}; known are eagle3, dflash, dflash2 and dspark");
                 Err(self.wrong("speculators_model_type", problem))
             }
         }
@@ -281,39 +224,6 @@ impl Fields {
     fn speculative_tokens(&self) -> Option<usize> {
         let methods = self.root.get("speculators_config")?.get("proposal_methods")?.as_array()?;
         methods.first()?.get("speculative_tokens")?.as_u64().map(|tokens| tokens as usize)
-    }
-
-    fn block(&self, anchor_first: bool) -> Result<BlockFormat, LearnedError> {
-        self.block_of(anchor_first, self.taps("target_layer_ids", 0)?)
-    }
-
-    fn block_of(&self, anchor_first: bool, taps: Vec<Tap>) -> Result<BlockFormat, LearnedError> {
-        let windows = self.find("layer_types").and_then(Value::as_array);
-        let slides = windows.is_some_and(|types| types.iter().any(|kind| kind == "sliding_attention"));
-        if slides || self.flag("use_swa")? {
-            return Err(
-                self.wrong("layer_types", "has sliding windows, which block drafters cannot have here yet".into())
-            );
-        }
-        let block = self.number("block_size")?;
-        if !(2..=64).contains(&block) {
-            return Err(self.wrong("block_size", format!("is {block}, which is not between 2 and 64")));
-        }
-        let mask = self.number("mask_token_id")?;
-        let mask = u32::try_from(mask).map_err(|_| self.wrong("mask_token_id", format!("is {mask}, no token")))?;
-        Ok(BlockFormat {
-            block,
-            anchor_first,
-            mask,
-            taps,
-            known: None,
-            part: None,
-            markov: self.markov()?,
-            confidence: match self.flag("enable_confidence_head")? {
-                true => Some(self.flag("confidence_head_with_markov")?),
-                false => None,
-            },
-        })
     }
 
     /// The outputs of the layers with these ids, and `offset` layers on; -1 is the embedding.
@@ -326,26 +236,6 @@ impl Fields {
             _ => Err(self.wrong(field, format!("has {id}, which is no layer"))),
         };
         ids.iter().map(tap).collect()
-    }
-
-    fn markov(&self) -> Result<Option<Markov>, LearnedError> {
-        let rank = match self.find("markov_rank") {
-            None | Some(Value::Null) => 0,
-            Some(_) => self.number("markov_rank")?,
-        };
-        if rank == 0 {
-            return Ok(None);
-        }
-        let kind = match self.find("markov_head_type").and_then(Value::as_str) {
-            None | Some("vanilla") => MarkovKind::Vanilla,
-            Some("gated") => MarkovKind::Gated,
-            Some("rnn") => MarkovKind::Rnn,
-            Some(other) => {
-                let problem = format!("is {other:?}; known are vanilla, gated and rnn");
-                return Err(self.wrong("markov_head_type", problem));
-            }
-        };
-        Ok(Some(Markov { rank, kind }))
     }
 
     /// At the top, or where its family nests it.

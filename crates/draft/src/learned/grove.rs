@@ -6,8 +6,7 @@ use kv::{Attached, KvCache};
 use model::{Eagle, ForwardError, Logits, Segment, Visibility, Workspace};
 use spec::{EagleGrowth, Expansion, Proposal};
 
-use super::likeliest;
-use crate::Ask;
+use crate::{Ask, Words};
 
 /// How large trees are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +65,16 @@ impl<'a> Tree<'a> {
         }
     }
 
+    /// What may follow a row of the level, by a drafter's words.
+    fn choices(&self, row: usize, words: Words<'_>, most: usize) -> Expansion {
+        let tree = self.growth.tree();
+        let up = |&node: &usize| tree.parent(node).filter(|&parent| parent != 0);
+        let node = Some(self.growth.level()[row]).filter(|&node| node != 0);
+        let mut path: Vec<u32> = std::iter::successors(node, up).map(|node| tree.tokens()[node]).collect();
+        path.reverse();
+        self.ask.choose.choices(&path, words, most)
+    }
+
     fn segment(&self) -> Segment<'_> {
         let prefix = self.ask.tokens.len() - 1;
         let visibility = Visibility::Paths { prefix, paths: &self.paths };
@@ -121,9 +130,15 @@ impl Grove<'_> {
             let output = self.eagle.forward(workspace, self.pool, cache.attached(self.own), &segments, &features)?;
             drop(segments);
             let known = self.eagle.known();
-            let mut words = vec![Expansion::new(); output.logits.len() / known];
-            self.pool.for_each_mut(&mut words, |row, words| {
-                *words = self.words(&output.logits[row * known..(row + 1) * known]);
+            let rows: Vec<(usize, usize)> = (open.iter().enumerate())
+                .flat_map(|(at, (tree, _))| (0..tree.tokens.len()).map(move |row| (at, row)))
+                .collect();
+            let mut words = vec![Expansion::new(); rows.len()];
+            let trees: &[(&mut Tree<'_>, &[f32])] = &open;
+            self.pool.for_each_mut(&mut words, |at, words| {
+                let (tree, row) = rows[at];
+                let said = Words::new(&output.logits[at * known..(at + 1) * known], self.ids, self.vocab);
+                *words = trees[tree].0.choices(row, said, self.top_k);
             });
             let (mut row, mut words) = (0, words.into_iter());
             open.retain_mut(|(tree, _)| {
@@ -134,13 +149,5 @@ impl Grove<'_> {
             });
         }
         Ok(())
-    }
-
-    /// The likeliest words by logits over what the head knows.
-    fn words(&self, logits: &[f32]) -> Expansion {
-        let known = if self.ids.is_some() { logits.len() } else { self.vocab.min(logits.len()) };
-        let words = likeliest(&logits[..known], self.top_k);
-        let id = |token: u32| self.ids.map_or(Some(token), |ids| ids.get(token as usize).copied());
-        words.into_iter().filter_map(|(token, p)| Some((id(token)?, p))).collect()
     }
 }

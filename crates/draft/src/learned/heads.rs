@@ -24,42 +24,6 @@ enum Kind {
     Rnn(Linear),
 }
 
-/// The numbers of a step of several blocks, one row for each.
-#[derive(Debug, Default)]
-pub(super) struct Step {
-    rank: usize,
-    /// Embeddings of the drafts before, `[rows, rank]`.
-    embeddings: Vec<f32>,
-    /// What goes along a block, `[rows, rank]`.
-    states: Vec<f32>,
-    x: Activations,
-    /// `[rows, rank or 3 * rank]`
-    mixed: Vec<f32>,
-    /// `[rows, vocab]`
-    pub(super) biases: Vec<f32>,
-}
-
-/// The numbers of one block; empty where no draft depends on the one before.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct StepOf<'a> {
-    /// Of the draft before, `[rank]`.
-    pub(super) embedding: &'a [f32],
-    /// The biases of its next draft, `[tokens that the head knows]`.
-    pub(super) bias: &'a [f32],
-}
-
-impl Step {
-    /// The numbers of block `row`.
-    pub(super) fn of(&self, row: usize) -> StepOf<'_> {
-        let blocks = self.embeddings.len() / self.rank.max(1);
-        let part = |all: &'_ [f32]| {
-            let width = all.len() / blocks.max(1);
-            row * width..(row + 1) * width
-        };
-        StepOf { embedding: &self.embeddings[part(&self.embeddings)], bias: &self.biases[part(&self.biases)] }
-    }
-}
-
 impl MarkovHead {
     pub(super) fn load(
         loader: &Loader<'_>,
@@ -85,25 +49,25 @@ impl MarkovHead {
         })
     }
 
-    /// Begins blocks: one for each row.
-    pub(super) fn begin(&self, step: &mut Step, rows: usize) {
-        step.rank = self.rank;
-        step.biases.clear();
-        step.states.clear();
-        step.states.resize(rows * self.rank, 0.0);
+    /// Numbers of the state that goes along a block.
+    pub(super) fn state_len(&self) -> usize {
+        if matches!(self.kind, Kind::Rnn(_)) { self.rank } else { 0 }
     }
 
-    /// The biases of all blocks' next drafts, after the tokens `before` of each: `hidden` is the hidden state of a
-    /// block's row that says them.
+    /// The biases of all rows' next drafts, `[rows, known]`, after the tokens `before` of each: `hidden` is the hidden state
+    /// of the row that says them. Leaves the embeddings of those tokens in `embeddings`, `[rows, rank]`, and moves `states` on,
+    /// `[rows, state_len]`.
+    #[allow(clippy::too_many_arguments, reason = "what a step reads and what it leaves")]
     pub(super) fn advance<'h>(
         &self,
-        step: &mut Step,
+        x: &mut Activations,
         pool: &Pool,
         before: &[u32],
         hidden: impl Fn(usize) -> &'h [f32] + Sync,
+        states: &mut [f32],
+        [embeddings, mixed, biases]: [&mut Vec<f32>; 3],
     ) {
         let (rows, rank) = (before.len(), self.rank);
-        let Step { embeddings, states, x, mixed, biases, .. } = step;
         embeddings.resize(rows * rank, 0.0);
         pool.for_each_row(embeddings, rows, |row, out| self.before.row(before[row] as usize, out));
         match &self.kind {

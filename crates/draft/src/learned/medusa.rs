@@ -11,8 +11,8 @@ use model::{Linear, LoadError, LoadOptions, Loader, Tap};
 use spec::{Expansion, Proposal, product_tree};
 
 use super::format::MedusaFormat;
-use super::{LearnedError, Target, gathered, likeliest};
-use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence};
+use super::{LearnedError, Target, gathered};
+use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 
 /// Words of a head that are drafted at most.
 const WORDS: usize = 10;
@@ -84,7 +84,9 @@ impl MedusaDraft {
         product(x, pool, isa, &head.words, state, logits);
         let all = logits.len() / count;
         let mut words = vec![Expansion::new(); count];
-        pool.for_each_mut(&mut words, |row, words| *words = likeliest(&logits[row * all..][..*vocab], WORDS));
+        pool.for_each_mut(&mut words, |row, words| {
+            *words = Words::new(&logits[row * all..(row + 1) * all], None, *vocab).likeliest(WORDS);
+        });
         words
     }
 }

@@ -3,12 +3,17 @@
 //! Whatever a checkpoint calls its fields and tensors, it is resolved here to one description ([`format`]) of what the
 //! drafter computes. What it computes with the target's own arithmetic is in crate `model`.
 
+mod alignment;
 mod block;
+mod domino;
 mod feature;
+mod follow;
 mod format;
 mod grove;
+mod growth;
 mod heads;
 mod medusa;
+mod selector;
 #[cfg(test)]
 mod tests;
 
@@ -20,14 +25,13 @@ use kernels::{KvFormat, Pool};
 use model::config::{Config, ConfigError};
 use model::weights::{Weights, WeightsError};
 use model::{LoadError, LoadOptions, Model, Tap};
-use spec::Expansion;
 
 use block::BlockDraft;
 use feature::FeatureDraft;
 use format::Format;
 use medusa::MedusaDraft;
 
-use crate::{Computed, Drafter};
+use crate::{Computed, Drafter, Words};
 
 /// A checkpoint that cannot draft.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +65,12 @@ pub enum LearnedError {
     /// Its weights are not those of such a drafter.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// What its files leave open could not be tried.
+    #[error("what the drafter's files leave open could not be tried: {message}")]
+    Trial {
+        /// What happened.
+        message: String,
+    },
     /// It was made for another target.
     #[error(
         "the drafter was made for a target with {what} {draft}, and this one has {target}: name the drafter of this target"
@@ -121,7 +131,13 @@ pub fn load(
     Ok(match format {
         Format::Block(format) => {
             let temperatures = format::calibration(dir, format.drafts())?;
-            Box::new(BlockDraft::load(&weights, config?, (format, temperatures), target, pool, options)?)
+            let open = format.anchor_first.is_none();
+            let mut draft = BlockDraft::load(&weights, config?, (format, temperatures), target, pool, options)?;
+            if open {
+                let verdict = alignment::decide(&mut draft, target, pool)?;
+                tracing::info!("{}: {verdict}", dir.display());
+            }
+            Box::new(draft)
         }
         Format::Feature(format) => Box::new(FeatureDraft::load(&weights, config?, format, target, pool, options)?),
         Format::Medusa(format) => Box::new(MedusaDraft::load(&weights, format, target, pool, options)?),
@@ -147,31 +163,12 @@ fn known_ids(weights: &Weights, known: usize, vocab: usize) -> Result<Option<Vec
 
 /// Logits over the target's vocabulary from those over the draft's.
 fn spread<'l>(logits: &'l [f32], ids: Option<&[u32]>, vocab: usize) -> Cow<'l, [f32]> {
-    let Some(ids) = ids else { return Cow::Borrowed(&logits[..vocab.min(logits.len())]) };
-    let mut all = vec![f32::NEG_INFINITY; vocab];
-    for (&id, &logit) in ids.iter().zip(logits) {
-        if let Some(slot) = all.get_mut(id as usize) {
-            *slot = logit;
-        }
+    if ids.is_none() {
+        return Cow::Borrowed(&logits[..vocab.min(logits.len())]);
     }
+    let mut all = Vec::new();
+    Words::new(logits, ids, vocab).spread(&mut all);
     Cow::Owned(all)
-}
-
-/// The `most` likeliest tokens and their probabilities; equals by token.
-fn likeliest(logits: &[f32], most: usize) -> Expansion {
-    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if !greatest.is_finite() || most == 0 {
-        return Expansion::new();
-    }
-    let weight = |logit: f32| f64::from(logit - greatest).exp();
-    let all: f64 = logits.iter().map(|&logit| weight(logit)).sum();
-    let mut tokens: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    let by = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if tokens.len() > most {
-        tokens.select_nth_unstable_by(most - 1, by);
-        tokens.truncate(most);
-    }
-    tokens.into_iter().map(|(token, logit)| (token, weight(logit) / all)).collect()
 }
 
 /// Refuses taps that the target does not have.

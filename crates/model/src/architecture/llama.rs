@@ -19,6 +19,6 @@ pub(super) fn layer(loader: &Loader<'_>, config: &Config, index: usize) -> Resul
         gate: loader.linear(&at("mlp.gate_proj"), [intermediate, hidden], config.mlp_bias)?,
         up: loader.linear(&at("mlp.up_proj"), [intermediate, hidden], config.mlp_bias)?,
         down: loader.linear(&at("mlp.down_proj"), [hidden, intermediate], config.mlp_bias)?,
-        window: None,
+        window: config.windows[index],
     })
 }

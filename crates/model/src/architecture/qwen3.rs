@@ -7,9 +7,5 @@ use crate::load::{LoadError, Loader};
 pub(super) fn layer(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Layer, LoadError> {
     let norm =
         |part: &str| loader.vector(&loader.in_layer(index, &format!("self_attn.{part}_norm.weight")), config.head_dim);
-    Ok(Layer {
-        qk_norm: Some([norm("q")?, norm("k")?]),
-        window: config.windows[index],
-        ..super::llama::layer(loader, config, index)?
-    })
+    Ok(Layer { qk_norm: Some([norm("q")?, norm("k")?]), ..super::llama::layer(loader, config, index)? })
 }

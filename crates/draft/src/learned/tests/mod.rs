@@ -1,6 +1,7 @@
 //! Learned drafters against what their reference implementations answered, round by round.
 
 mod files;
+mod newer;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -52,6 +53,20 @@ fn assert_close(got: &[f32], want: &[f32], what: &str) {
     assert!(error <= 2e-4 * size, "{what}: error {error} at magnitude {size}");
 }
 
+/// The path of the likeliest children in what was proposed: the whole of a chain.
+fn likeliest_path(proposal: &Proposal) -> (Vec<u32>, Vec<f64>) {
+    let tree = proposal.tree();
+    let mut path = vec![0];
+    loop {
+        let children = (1..tree.len()).filter(|&node| tree.parent(node) == path.last().copied());
+        let by = |a: &usize, b: &usize| tree.confidences()[*a].total_cmp(&tree.confidences()[*b]).then(b.cmp(a));
+        match children.max_by(by) {
+            Some(child) => path.push(child),
+            None => return path.iter().map(|&node| (tree.tokens()[node], tree.confidences()[node])).unzip(),
+        }
+    }
+}
+
 /// A target that answers greedily, one request, and who drafts for it.
 struct Rounds {
     target: Arc<Model>,
@@ -75,11 +90,20 @@ impl Rounds {
     }
 
     fn block_draft(&self, name: &str) -> BlockDraft {
-        let dir = fixture(name);
+        self.block_draft_of(&fixture(name))
+    }
+
+    fn block_draft_of(&self, dir: &Path) -> BlockDraft {
         let target = Target { model: &self.target, vocab: 256, kv_format: KvFormat::F32 };
-        let Some(Format::Block(format)) = Format::read(&dir).unwrap() else { panic!("{name} drafts no blocks") };
-        let (weights, config) = (Weights::open_dir(&dir).unwrap(), Config::from_dir(&dir).unwrap());
-        BlockDraft::load(&weights, config, (format, None), target, &self.pool, testkit::options()).unwrap()
+        let Some(Format::Block(format)) = Format::read(dir).unwrap() else {
+            panic!("{} drafts no blocks", dir.display())
+        };
+        let (weights, config) = (Weights::open_dir(dir).unwrap(), Config::from_dir(dir).unwrap());
+        let mut draft =
+            BlockDraft::load(&weights, config, (format, None), target, &self.pool, testkit::options()).unwrap();
+        // The references draft chains.
+        draft.most_ways = 1;
+        draft
     }
 
     /// Has the target compute `rows`, from `start` on: what it says after each of them.
@@ -97,8 +121,7 @@ impl Rounds {
     fn propose(&mut self, drafter: &mut dyn Drafter, max_drafts: usize) -> Proposal {
         let Rounds { pool, cache, sequence, tokens, prompt, .. } = self;
         cache.reserve(sequence, tokens.len() - 1 + drafter.slots_ahead()).unwrap();
-        // Rows are so dear that nobody drafts trees.
-        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds: 1.0 };
+        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds: 0.0 };
         let ask = Ask {
             key: KEY,
             tokens,
@@ -130,12 +153,16 @@ impl Rounds {
         let kv = cache.attached(&drafter.attached.unwrap());
         let output = drafter.backbone.forward(workspace, pool, kv, &[segment]).unwrap();
         let mut corrected = output.logits.to_vec();
-        if let Some(markov) = &drafter.markov {
-            let mut step = heads::Step::default();
-            markov.begin(&mut step, 1);
-            for (at, (row, &before)) in corrected.chunks_exact_mut(256).zip(proposal.tree().tokens()).enumerate() {
-                markov.advance(&mut step, pool, &[before], |_| &output.taps[0][at * 64..(at + 1) * 64]);
-                row.iter_mut().zip(&step.biases).for_each(|(logit, bias)| *logit += bias);
+        let mut step = follow::Step::default();
+        step.states.resize(drafter.follow.state_len(), 0.0);
+        for (at, (row, &before)) in corrected.chunks_exact_mut(256).zip(proposal.tree().tokens()).enumerate() {
+            let (place, hidden) = ([follow::Place { block: 0, before }], &output.taps[0][at * 64..(at + 1) * 64]);
+            drafter.follow.advance(&mut step, pool, &drafter.backbone, &place, at, |_| hidden);
+            let logits = row.to_vec();
+            let (said, _) = drafter.follow.corrected(&step, 0, before, &logits, |logit| logit, false);
+            // A choice among a few has no logits of all.
+            if said.len() == row.len() {
+                row.copy_from_slice(&said);
             }
         }
         [output.taps[0].clone(), output.logits.to_vec(), corrected]
@@ -143,14 +170,13 @@ impl Rounds {
 
     /// One round, in which drafts are checked as far as they are surer than `threshold`: tokens committed, drafts checked.
     fn round(&mut self, drafter: &mut dyn Drafter, threshold: f64) -> (usize, usize) {
-        let proposal = self.propose(drafter, 64);
-        let tree = proposal.tree();
+        let (tokens, confidences) = likeliest_path(&self.propose(drafter, 64));
         // The reference checks all where nothing says how sure they are.
-        let sure = tree.confidences()[1..].iter().take_while(|&&confidence| confidence >= threshold).count();
-        let sure = if drafter.name() == "dspark" { sure } else { tree.drafts() };
+        let sure = confidences[1..].iter().take_while(|&&confidence| confidence >= threshold).count();
+        let sure = if drafter.name() == "dspark" { sure } else { tokens.len() - 1 };
         let start = self.tokens.len() - 1;
-        let said = self.compute(drafter, start, &tree.tokens()[..=sure]);
-        let stand = (0..sure).take_while(|&at| said[at] == tree.tokens()[at + 1]).count();
+        let said = self.compute(drafter, start, &tokens[..=sure]);
+        let stand = (0..sure).take_while(|&at| said[at] == tokens[at + 1]).count();
         self.tokens.extend_from_slice(&said[..=stand]);
         self.cache.truncate(&mut self.sequence, self.tokens.len() - 1);
         (stand + 1, sure)
@@ -226,12 +252,13 @@ fn feature_drafts_are_those_of_the_reference() {
     let name = "eagle3-deepspec";
     let trace = json(&fixture(name).join("trace.json"));
     let mut rounds = Rounds::new(&numbers(&trace["prompt"]));
-    let target = Target { model: &rounds.target, vocab: 256, kv_format: KvFormat::F32 };
-    let mut drafter = load(&fixture(name), target, &rounds.pool, testkit::options()).unwrap();
-    rounds.begin(drafter.as_mut());
+    let mut drafter = rounds.feature_draft(name);
+    drafter.tree.top_k = 1;
+    let drafter: &mut dyn Drafter = &mut drafter;
+    rounds.begin(drafter);
     let checked = numbers(&trace["proposal_lengths"]);
     for (at, committed) in numbers(&trace["acceptance_lengths"]).into_iter().enumerate() {
-        let found = rounds.round(drafter.as_mut(), 0.0);
+        let found = rounds.round(drafter, 0.0);
         assert_eq!(found, (committed as usize, checked[at] as usize), "round {at}");
     }
 }
@@ -370,7 +397,10 @@ impl Rounds {
         let target = Target { model: &self.target, vocab: 256, kv_format: KvFormat::F32 };
         let Some(Format::Feature(format)) = Format::read(&dir).unwrap() else { panic!("{name} has no features") };
         let (weights, config) = (Weights::open_dir(&dir).unwrap(), Config::from_dir(&dir).unwrap());
-        FeatureDraft::load(&weights, config, format, target, &self.pool, testkit::options()).unwrap()
+        let mut draft = FeatureDraft::load(&weights, config, format, target, &self.pool, testkit::options()).unwrap();
+        // Chains.
+        draft.tree.top_k = 1;
+        draft
     }
 }
 

@@ -30,7 +30,12 @@ pub(super) struct Shape {
     pub(super) rank: usize,
     /// Hidden states of the target that are read.
     pub(super) taps: usize,
+    /// Tokens that the drafter's own head knows; `None`: it has the target's.
+    pub(super) known: Option<usize>,
 }
+
+/// The logit of a confidence that is as good as certain.
+const SURE: f32 = 20.0;
 
 impl Shape {
     /// Writes a checkpoint of this shape for a target.
@@ -40,26 +45,55 @@ impl Shape {
     pub(super) fn write(&self, dir: &Path, target: &Config) -> Result<()> {
         std::fs::write(dir.join("config.json"), self.config(target).to_string())?;
         let mut random = Random::new(1);
-        let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = self
+        let tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = self
             .tensors(target)
             .into_iter()
             .map(|(name, shape)| {
                 let spread = 1.0 / (shape[shape.len() - 1] as f64).sqrt();
                 let mut value = || ((random.unit() * 2.0 - 1.0) * spread) as f32;
                 let bytes = (0..shape.iter().product()).flat_map(|_: usize| value().to_le_bytes()).collect();
-                (name, shape, bytes)
+                // Sure of all drafts, so that all are said.
+                let sure = name == "confidence_head.proj.bias";
+                (name, Dtype::F32, shape, if sure { SURE.to_le_bytes().to_vec() } else { bytes })
             })
+            .chain(self.ids(target))
             .collect();
         let views = tensors
             .iter()
-            .map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?)))
+            .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(*dtype, shape.clone(), bytes)?)))
             .collect::<Result<Vec<_>>>()?;
         Ok(safetensors::serialize_to_file(views, None, &dir.join("model.safetensors"))?)
     }
 
-    /// In DeepSpec's format.
+    /// The target's token of each that the drafter's head knows, as distances: every so many-th.
+    fn ids(&self, target: &Config) -> Option<(String, Dtype, Vec<usize>, Vec<u8>)> {
+        let known = self.known?;
+        let offset = |id: usize| (id * target.vocab / known - id) as i64;
+        let bytes = (0..known).flat_map(|id| offset(id).to_le_bytes()).collect();
+        Some(("d2t".into(), Dtype::I64, vec![known], bytes))
+    }
+
+    /// In DeepSpec's format; block drafters whose heads know less than the target in that of speculators.
     fn config(&self, target: &Config) -> serde_json::Value {
-        let Shape { kind, layers, drafts, rank, taps } = *self;
+        let mut config = self.plain_config(target);
+        let Some(known) = self.known else { return config };
+        config["draft_vocab_size"] = known.into();
+        if self.kind == Kind::Eagle3 {
+            return config;
+        }
+        let ids = config["target_layer_ids"].as_array().cloned().unwrap_or_default();
+        let inputs: Vec<u64> = ids.iter().filter_map(|id| id.as_u64()).map(|id| id + 1).collect();
+        let part = config.clone();
+        config["architectures"] = json!(["DSparkSpeculator"]);
+        config["speculators_model_type"] = "dspark".into();
+        config["aux_hidden_state_layer_ids"] = json!(inputs);
+        config["sample_from_anchor"] = true.into();
+        config["transformer_layer_config"] = part;
+        config
+    }
+
+    fn plain_config(&self, target: &Config) -> serde_json::Value {
+        let Shape { kind, layers, drafts, rank, taps, .. } = *self;
         let last = target.layers.saturating_sub(3).max(1);
         let tap = |at: usize| (1 + at * (last - 1) / taps.saturating_sub(1).max(1)).min(target.layers - 1);
         let is_dspark = kind == Kind::Dspark;
@@ -111,9 +145,12 @@ impl Shape {
         }
         let norm = if eagle { "layers.0.hidden_norm.weight" } else { "hidden_norm.weight" };
         all.push((norm.into(), vec![hidden]));
+        if let Some(known) = self.known {
+            all.push(("lm_head.weight".into(), vec![known, hidden]));
+        }
         if self.kind == Kind::Dspark {
             all.push(("markov_head.markov_w1.weight".into(), vec![vocab, self.rank]));
-            all.push(("markov_head.markov_w2.weight".into(), vec![vocab, self.rank]));
+            all.push(("markov_head.markov_w2.weight".into(), vec![self.known.unwrap_or(vocab), self.rank]));
             all.push(("confidence_head.proj.weight".into(), vec![1, hidden + self.rank]));
             all.push(("confidence_head.proj.bias".into(), vec![1]));
         }

@@ -11,11 +11,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
-use draft::{Ask, Computed, Drafter, Greedy, Key, Round, Target};
+use draft::{Ask, Choose, Chosen, Computed, Drafter, Greedy, Key, Round, Target, Words};
 use kernels::PAGE;
 use kv::{KvCache, Sequence};
 use model::{LoadOptions, Logits, Segment, Tap, Visibility, Workspace};
 use serde_json::{Value, json};
+use spec::Expansion;
 
 use self::make::{Kind, Shape};
 use crate::load::{Loaded, ModelArgs};
@@ -43,6 +44,9 @@ pub(crate) struct DraftArgs {
     /// Hidden states of the model that are read
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=64))]
     taps: u16,
+    /// Tokens that the drafters' own heads know; without it they have the model's
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    draft_vocab: Option<u32>,
     /// Turn the drafters' weights into 8-bit ones
     #[arg(long)]
     q8: bool,
@@ -72,6 +76,25 @@ struct Contestant {
     round: Samples,
 }
 
+/// Takes the likeliest token and holds it for certain, so that a round says all its drafts.
+struct Sure;
+
+impl Choose for Sure {
+    fn choose(&self, drafts: &[u32], logits: &[f32]) -> Option<Chosen> {
+        Greedy.choose(drafts, logits)
+    }
+
+    fn choices(&self, _: &[u32], words: Words<'_>, most: usize) -> Expansion {
+        let mut choices = words.likeliest(most);
+        choices.iter_mut().take(1).for_each(|(_, p)| *p = 1.0);
+        choices
+    }
+
+    fn draws(&self) -> bool {
+        false
+    }
+}
+
 /// Measures, and prints what each shape costs.
 ///
 /// # Errors
@@ -95,6 +118,7 @@ pub(crate) fn run(args: &DraftArgs) -> Result<()> {
     report.set("context", args.context);
     report.set("rank", args.rank);
     report.set("taps", args.taps);
+    report.set("draft_vocab", args.draft_vocab);
     report.set("q8", args.q8);
     report.set("drafters", contestants.iter().map(Contestant::to_json).collect::<Value>());
     report.write(args.json.as_deref())?;
@@ -110,7 +134,8 @@ impl DraftArgs {
                 layers.iter().flat_map(|layers| self.drafts.iter().map(move |drafts| (layers, drafts)))
             {
                 let [layers, drafts, rank, taps] = [layers, drafts, self.rank, self.taps].map(usize::from);
-                all.push(Contestant::new(Shape { kind, layers, drafts, rank, taps }, self.q8, loaded, tokens)?);
+                let known = self.draft_vocab.map(|known| (known as usize).min(loaded.model.config().vocab));
+                all.push(Contestant::new(Shape { kind, layers, drafts, rank, taps, known }, self.q8, loaded, tokens)?);
             }
         }
         Ok(all)
@@ -167,7 +192,7 @@ impl Contestant {
             predicted: &[],
             max_drafts: self.shape.drafts,
             remaining: usize::MAX,
-            choose: &Greedy,
+            choose: &Sure,
             sequence: &self.sequence,
         };
         let begin = Instant::now();
