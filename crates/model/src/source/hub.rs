@@ -9,11 +9,7 @@ use serde::Deserialize;
 use super::hub_fetch::Fetch;
 use super::id::is_gguf;
 use super::{Kind, Progress, Settings, SourceError};
-
-/// The weights of a small model.
-pub(super) const SINGLE: &str = "model.safetensors";
-/// The list of files that hold the weights of a large one.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+use crate::weights::{FILES, Origin, WeightFile};
 
 /// A repository on the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,21 +84,29 @@ pub(super) fn word(text: &str) -> bool {
 /// The model, if all of it is in the cache.
 pub(super) fn find(settings: &Settings, repo: &HubRepo) -> Option<Kind> {
     let dir = repo.snapshot(settings)?;
-    if repo.file.is_none() && complete(&dir) {
+    let names = gguf_names(&dir);
+    if repo.file.is_none() && complete(&dir, !names.is_empty()) {
         return Some(Kind::Directory(dir));
     }
-    let names = gguf_names(&dir);
     // With several in the cache and none named, the hub must say whether there is one that is meant.
     choose(&names, repo.file.as_deref()).ok().map(|name| Kind::Gguf(dir.join(name)))
 }
 
+/// Of the files that a repository `has`, the one that says where its weights are. Safetensors are preferred to `gguf` files,
+/// and those to what PyTorch wrote.
+pub(super) fn weight_file(gguf: bool, has: impl Fn(&str) -> bool) -> Option<WeightFile> {
+    FILES.into_iter().find(|file| has(file.name)).filter(|file| file.origin == Origin::Safetensors || !gguf)
+}
+
 /// Whether a snapshot has everything that a forward and a prompt need.
-fn complete(dir: &Path) -> bool {
+fn complete(dir: &Path, gguf: bool) -> bool {
     let has = |name: &str| dir.join(name).is_file();
     if !has("config.json") || !has("tokenizer.json") {
         return false;
     }
-    has(SINGLE) || has(INDEX) && index_files(&dir.join(INDEX)).is_some_and(|files| files.iter().all(|f| has(f)))
+    weight_file(gguf, has).is_some_and(|file| {
+        !file.is_index || index_files(&dir.join(file.name)).is_some_and(|files| files.iter().all(|f| has(f)))
+    })
 }
 
 /// The files that an index of shards names, if all names are plain.
@@ -136,7 +140,7 @@ pub(super) fn choose<'a>(names: &'a [String], wanted: Option<&str>) -> Result<&'
         }
         ([name], _) => Ok(name),
         ([], Some(wanted)) => Err(format!("no GGUF file is called like {wanted}; there are {}", list(names))),
-        ([], None) => Err("there are neither safetensors nor GGUF files".into()),
+        ([], None) => Err("there are neither safetensors, GGUF files nor weights of PyTorch".into()),
         (several, _) => {
             let several: Vec<String> = several.iter().map(|s| s.to_string()).collect();
             Err(format!("there are several GGUF files, write REPOSITORY:FILE to choose one of {}", list(&several)))
