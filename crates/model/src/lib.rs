@@ -21,4 +21,4 @@ pub mod weights;
 pub use batch::{ForwardError, Logits, Segment, Tap, Visibility};
 pub use load::{Linear, LoadError, LoadOptions, Loader};
 pub use mmap::Mapped;
-pub use transformer::{Backbone, Eagle, EagleKind, EagleShape, Model, Output, SkipError, Workspace};
+pub use transformer::{Backbone, Eagle, EagleKind, EagleShape, Model, Output, PrefixLayer, SkipError, Workspace};

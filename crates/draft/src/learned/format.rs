@@ -11,6 +11,7 @@ use serde_json::Value;
 use spec::SequentialTemperature;
 
 use super::LearnedError;
+use super::hydra::HydraFormat;
 
 /// How a learned drafter drafts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +19,7 @@ pub(super) enum Format {
     Block(BlockFormat),
     Feature(FeatureFormat),
     Medusa(MedusaFormat),
+    Hydra(HydraFormat),
 }
 
 /// Medusa's heads.
@@ -101,7 +103,7 @@ pub(super) enum MarkovKind {
 }
 
 /// One `config.json`, and the object in it that a family nests its fields in.
-struct Fields {
+pub(super) struct Fields {
     file: String,
     root: Value,
     nested: &'static str,
@@ -120,12 +122,12 @@ impl Format {
         match self {
             Format::Block(format) => format.part,
             Format::Feature(format) => format.part,
-            Format::Medusa(_) => None,
+            Format::Medusa(_) | Format::Hydra(_) => None,
         }
     }
 
     /// What the names of its tensors begin with.
-    pub(super) fn tensors(&self) -> &'static [&'static str] {
+    fn tensors(&self) -> &'static [&'static str] {
         match self {
             Format::Block(_) => &[
                 "embed_tokens.weight",
@@ -146,7 +148,15 @@ impl Format {
                 &["embed_tokens.weight", "lm_head.weight", "fc.", "norm.weight", "layers.0.", "midlayer.", "d2t", "t2d"]
             }
             Format::Medusa(_) => &["medusa_head.", "blocks.", "lm_heads."],
+            Format::Hydra(format) => format.tensors(),
         }
+    }
+
+    /// Whether such a drafter has a tensor of this name.
+    pub(super) fn knows(&self, tensor: &str) -> bool {
+        // Medusa's own files call the heads by their numbers alone.
+        let numbered = matches!(self, Format::Medusa(_)) && tensor.starts_with(|first: char| first.is_ascii_digit());
+        numbered || self.tensors().iter().any(|known| tensor.starts_with(known))
     }
 
     /// What the `config.json` of a directory says; `None`: it is no learned drafter's.
@@ -204,6 +214,7 @@ impl Fields {
             _ if self.find("num_hidden_layers").and_then(Value::as_u64) == Some(1) && self.has_tensor("fc.weight") => {
                 self.feature(FeatureKind::First).map(Format::Feature).map(Some)
             }
+            _ if self.find("hydra_num_heads").is_some() => HydraFormat::read(self).map(Format::Hydra).map(Some),
             _ if self.find("medusa_num_heads").is_some() => self.medusa().map(Format::Medusa).map(Some),
             _ => Ok(None),
         }
@@ -349,18 +360,18 @@ impl Fields {
     }
 
     /// At the top, or where its family nests it.
-    fn find(&self, field: &str) -> Option<&Value> {
+    pub(super) fn find(&self, field: &str) -> Option<&Value> {
         let nested = self.root.get(self.nested).and_then(|nested| nested.get(field));
         nested.or_else(|| self.root.get(field))
     }
 
-    fn number(&self, field: &'static str) -> Result<usize, LearnedError> {
+    pub(super) fn number(&self, field: &'static str) -> Result<usize, LearnedError> {
         let value = self.find(field).ok_or_else(|| self.wrong(field, "is missing".into()))?;
         let number = value.as_u64().filter(|&number| number <= u64::from(u32::MAX));
         number.map(|number| number as usize).ok_or_else(|| self.wrong(field, format!("is {value}, no number")))
     }
 
-    fn flag(&self, field: &'static str) -> Result<bool, LearnedError> {
+    pub(super) fn flag(&self, field: &'static str) -> Result<bool, LearnedError> {
         match self.find(field) {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
@@ -368,7 +379,7 @@ impl Fields {
         }
     }
 
-    fn wrong(&self, field: &'static str, problem: String) -> LearnedError {
+    pub(super) fn wrong(&self, field: &'static str, problem: String) -> LearnedError {
         LearnedError::Field { file: self.file.clone(), field, problem }
     }
 }

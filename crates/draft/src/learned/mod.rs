@@ -8,7 +8,10 @@ mod feature;
 mod format;
 mod grove;
 mod heads;
+mod hydra;
 mod medusa;
+mod residual;
+mod states;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +28,7 @@ use spec::Expansion;
 use block::BlockDraft;
 use feature::FeatureDraft;
 use format::Format;
+use hydra::HydraDraft;
 use medusa::MedusaDraft;
 
 use crate::{Computed, Drafter};
@@ -109,7 +113,7 @@ pub fn load(
         return Err(LearnedError::Field { file, field, problem: "names no learned drafter".into() });
     };
     let weights = Weights::open_dir(dir)?;
-    let unknown = |name: &&str| !format.tensors().iter().any(|known| name.starts_with(known));
+    let unknown = |name: &&str| !format.knows(name);
     if let Some(tensor) = weights.names().into_iter().filter(unknown).min() {
         return Err(LearnedError::Unknown { dir: dir.display().to_string(), tensor: tensor.to_owned() });
     }
@@ -125,6 +129,7 @@ pub fn load(
         }
         Format::Feature(format) => Box::new(FeatureDraft::load(&weights, config?, format, target, pool, options)?),
         Format::Medusa(format) => Box::new(MedusaDraft::load(&weights, format, target, pool, options)?),
+        Format::Hydra(format) => Box::new(HydraDraft::load(&weights, format, target, pool, options)?),
     })
 }
 

@@ -1,6 +1,9 @@
 //! Learned drafters against what their reference implementations answered, round by round.
 
+mod arithmetic;
 mod files;
+mod hydra;
+mod plain;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
