@@ -190,11 +190,26 @@ fn hydra(dir: &Path) {
     random(dir, &shapes, config);
 }
 
+/// Three modules for multi-token prediction that take turns.
+fn modules(dir: &Path) {
+    let module = |module: usize| {
+        let at = format!("model.layers.{}.", 8 + module);
+        let mut shapes = layer(&at);
+        shapes.push((format!("{at}eh_proj.weight"), vec![64, 128]));
+        shapes.extend(["enorm", "hnorm", "shared_head.norm"].map(|name| (format!("{at}{name}.weight"), vec![64])));
+        shapes
+    };
+    let shapes: Vec<_> = (0..3).flat_map(module).collect();
+    let config = std::fs::read_to_string(fixture("qwen3-target").join("config.json")).unwrap();
+    let config = config.replace(r#""model_type": "qwen3""#, r#""model_type": "llama", "num_nextn_predict_layers": 3"#);
+    random(dir, &shapes, &config);
+}
+
 #[test]
 fn drafters_that_are_wrong_change_no_answer() {
     let requests = requests();
     let plain = Serving::new(1, ServiceOptions::default(), 900, None).answers(&requests);
-    for write in [medusa, hydra] {
+    for write in [medusa, hydra, modules] {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path());
         for (threads, pages, row_budget) in [(1, 900, 128), (2, 22, 7)] {
@@ -222,7 +237,13 @@ fn steps(serving: &Serving, request: &Submission) -> [u64; 3] {
 
 #[test]
 fn what_a_drafter_knows_comes_with_a_prefix_and_with_chunks() {
-    for name in DRAFTERS {
+    let written = [hydra, modules].map(|write| {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path());
+        dir
+    });
+    let written = written.iter().map(|dir| dir.path().to_str().unwrap());
+    for name in DRAFTERS.into_iter().chain(written) {
         for temperature in [0.0, 1.0] {
             let params =
                 SamplingParams { temperature, seed: 3, max_tokens: Some(60), ignore_eos: true, ..Default::default() };

@@ -53,9 +53,14 @@ pub(super) enum FeatureKind {
     Third {
         normed_residual: bool,
     },
-    /// A module for multi-token prediction, with its number among the layers of its checkpoint.
-    Module {
-        layer: usize,
+    /// So many modules for multi-token prediction, with the number of the first among the layers of its checkpoint.
+    Modules {
+        first: usize,
+        modules: usize,
+    },
+    /// The same as Qwen3-Next has them.
+    Next {
+        modules: usize,
     },
 }
 
@@ -141,7 +146,10 @@ impl Format {
                 "d2t",
                 "t2d",
             ],
-            Format::Feature(FeatureFormat { kind: FeatureKind::Module { .. }, .. }) => {
+            Format::Feature(FeatureFormat { kind: FeatureKind::Next { .. }, .. }) => {
+                &["mtp.", "model.", "lm_head.weight"]
+            }
+            Format::Feature(FeatureFormat { kind: FeatureKind::Modules { .. }, .. }) => {
                 &["model.", "lm_head.weight", "embed_tokens.weight"]
             }
             Format::Feature(_) => {
@@ -206,9 +214,14 @@ impl Fields {
                 self.feature(FeatureKind::Third { normed_residual }).map(Format::Feature).map(Some)
             }
             _ if self.find("speculators_model_type").is_some() => self.speculators().map(Some),
+            _ if self.has_tensor("mtp.fc.weight") => {
+                let modules = self.modules(&["mtp_num_hidden_layers", "num_nextn_predict_layers"])?;
+                self.feature(FeatureKind::Next { modules }).map(Format::Feature).map(Some)
+            }
             _ if self.find("num_nextn_predict_layers").and_then(Value::as_u64).is_some_and(|modules| modules > 0) => {
-                let layer = self.number("num_hidden_layers")?;
-                self.feature(FeatureKind::Module { layer }).map(Format::Feature).map(Some)
+                let (first, modules) =
+                    (self.number("num_hidden_layers")?, self.modules(&["num_nextn_predict_layers"])?);
+                self.feature(FeatureKind::Modules { first, modules }).map(Format::Feature).map(Some)
             }
             // A model of one layer, but for its tensors.
             _ if self.find("num_hidden_layers").and_then(Value::as_u64) == Some(1) && self.has_tensor("fc.weight") => {
@@ -228,6 +241,16 @@ impl Fields {
             return Err(self.wrong("medusa_num_heads", problem));
         }
         Ok(MedusaFormat { heads, blocks })
+    }
+
+    /// Modules for multi-token prediction, as the first of these fields that is there says; 1 if none is.
+    fn modules(&self, fields: &[&'static str]) -> Result<usize, LearnedError> {
+        let Some(field) = fields.iter().find(|field| self.find(field).is_some()) else { return Ok(1) };
+        let modules = self.number(field)?;
+        if !(1..=16).contains(&modules) {
+            return Err(self.wrong(field, format!("is {modules}: known are 1 to 16 modules")));
+        }
+        Ok(modules)
     }
 
     /// Whether the weights beside the config can be opened and have this tensor.

@@ -9,6 +9,7 @@ mod format;
 mod grove;
 mod heads;
 mod hydra;
+mod inspect;
 mod medusa;
 mod residual;
 mod states;
@@ -60,6 +61,16 @@ pub enum LearnedError {
         /// The directory.
         dir: String,
         /// The tensor.
+        tensor: String,
+    },
+    /// It has a layer of a kind that nobody here computes.
+    #[error("{dir}: its layer has {what} ({tensor}), which drafters cannot have here yet")]
+    Unsupported {
+        /// The directory.
+        dir: String,
+        /// What the layer has.
+        what: &'static str,
+        /// A tensor that shows it.
         tensor: String,
     },
     /// Its weights are not those of such a drafter.
@@ -117,6 +128,7 @@ pub fn load(
     if let Some(tensor) = weights.names().into_iter().filter(unknown).min() {
         return Err(LearnedError::Unknown { dir: dir.display().to_string(), tensor: tensor.to_owned() });
     }
+    format.check_layers(dir, &weights)?;
     let config = || match format.part() {
         Some(part) => Config::from_part(dir, part),
         None => Config::from_dir(dir),

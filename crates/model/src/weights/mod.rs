@@ -191,6 +191,11 @@ impl Weights {
         }
     }
 
+    /// The shape of the tensor with this Hugging Face name, slowest dimension first; `None`: there is none.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.find(name).map(|found| found.shape)
+    }
+
     /// Whether there is a tensor with this Hugging Face name.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()

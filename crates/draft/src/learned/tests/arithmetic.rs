@@ -36,6 +36,95 @@ fn a_layer_of_the_first_generation() {
     }
 }
 
+/// So many modules for multi-token prediction as DeepSeek-V3 has them, each with a head of its own.
+pub(super) fn modules(count: usize, seed: u64) -> (Numbers, Value) {
+    let mut all = Vec::new();
+    for module in 0..count {
+        let at = |part: &str| format!("model.layers.{}.{part}", 8 + module);
+        all.extend(layer_shapes(&at(""), true));
+        all.push((at("eh_proj.weight"), &[64, 128]));
+        all.push((at("shared_head.head.weight"), &[256, 64]));
+        all.extend(["enorm", "hnorm", "shared_head.norm"].map(|norm| (at(&format!("{norm}.weight")), &[64][..])));
+    }
+    let config = llama_config(serde_json::json!({"num_nextn_predict_layers": count}));
+    (Numbers::random(&shapes(&[], &all), seed), config)
+}
+
+#[test]
+fn modules_for_multi_token_prediction_take_turns() {
+    for count in [1, 2, 3] {
+        let (draft, config) = modules(count, 13);
+        let dir = tempfile::tempdir().unwrap();
+        draft.write(dir.path(), &config);
+        let (mut rounds, mut drafter) = Rounds::with(dir.path(), ROUNDS);
+        assert_eq!(drafter.name(), "mtp");
+        let got = rounds.recorded(drafter.as_mut(), 5);
+        let known = Known::of(&rounds);
+        let at = |module: usize, part: &str| format!("model.layers.{}.{part}", 8 + module);
+        let want = Pairs {
+            known: &known,
+            modules: count,
+            join: &|module, position, token, feature| {
+                // The embedding of the first pair is nothing.
+                let embedding = if position == 1 { vec![0.0; 64] } else { known.embedding(token) };
+                let embedding = draft.norm(&at(module, "enorm.weight"), &embedding);
+                let feature = draft.norm(&at(module, "hnorm.weight"), feature);
+                draft.linear(&at(module, "eh_proj"), &[embedding, feature].concat())
+            },
+            layer: &|module, rows| draft.layer(&at(module, ""), rows, true),
+            logits: &|module, output| {
+                let normed = draft.norm(&at(module, "shared_head.norm.weight"), output);
+                draft.linear(&at(module, "shared_head.head"), &normed)
+            },
+            feature: &|output| output.to_vec(),
+        };
+        for (step, (got, want)) in got.iter().zip(want.chain(5)).enumerate() {
+            assert_logits(got, &want, &format!("{count} modules, draft {step}"));
+        }
+    }
+}
+
+/// Modules of Qwen3-Next, of which all norms are stored less 1; and the same with norms as they are meant.
+pub(super) fn next_modules(count: usize, seed: u64) -> ([Numbers; 2], Value) {
+    let mut all: Vec<_> = (0..count).flat_map(|module| layer_shapes(&format!("mtp.layers.{module}."), true)).collect();
+    all.push(("mtp.fc.weight".into(), &[64, 128]));
+    all.extend(
+        ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"].map(|norm| (format!("mtp.{norm}.weight"), &[64][..])),
+    );
+    let meant = Numbers::random(&shapes(&[], &all), seed);
+    let mut stored = meant.renamed(|name| Some(name.to_owned()));
+    stored.shift("norm", -1.0);
+    ([stored, meant], llama_config(serde_json::json!({"mtp_num_hidden_layers": count})))
+}
+
+#[test]
+fn norms_of_qwen3_next_are_shifted_once() {
+    for count in [1, 2] {
+        let ([stored, draft], config) = next_modules(count, 17);
+        let dir = tempfile::tempdir().unwrap();
+        stored.write(dir.path(), &config);
+        let (mut rounds, mut drafter) = Rounds::with(dir.path(), ROUNDS);
+        let got = rounds.recorded(drafter.as_mut(), 4);
+        let known = Known::of(&rounds);
+        let normed = |output: &[f64]| draft.norm("mtp.norm.weight", output);
+        let want = Pairs {
+            known: &known,
+            modules: count,
+            join: &|_, _, token, feature| {
+                let embedding = draft.norm("mtp.pre_fc_norm_embedding.weight", &known.embedding(token));
+                let feature = draft.norm("mtp.pre_fc_norm_hidden.weight", feature);
+                draft.linear("mtp.fc", &[embedding, feature].concat())
+            },
+            layer: &|module, rows| draft.layer(&format!("mtp.layers.{module}."), rows, true),
+            logits: &|_, output| known.logits(&normed(output)),
+            feature: &normed,
+        };
+        for (step, (got, want)) in got.iter().zip(want.chain(4)).enumerate() {
+            assert_logits(got, &want, &format!("{count} modules, draft {step}"));
+        }
+    }
+}
+
 /// What Medusa's and Hydra's heads say of a row.
 fn head(draft: &Numbers, blocks: &[&str], words: &str, row: &[f64], shortcut: bool) -> Vec<f64> {
     let block = |x: Vec<f64>, (at, name): (usize, &&str)| {

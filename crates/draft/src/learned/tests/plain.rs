@@ -56,6 +56,17 @@ impl Numbers {
         self.set(name, value);
     }
 
+    /// Adds to the weights of norms, whose names have `part`.
+    pub(super) fn shift(&mut self, part: &str, by: f32) {
+        let tensors = self.0.iter_mut().filter(|(name, _)| name.contains(part));
+        tensors.for_each(|(_, (_, values))| values.iter_mut().for_each(|value| *value += by));
+    }
+
+    /// Makes all numbers of tensors whose names have `part` this one.
+    pub(super) fn fill(&mut self, part: &str, value: f32) {
+        self.0.iter_mut().filter(|(name, _)| name.contains(part)).for_each(|(_, (_, values))| values.fill(value));
+    }
+
     /// Makes numbers of tensors larger, and what they say surer.
     pub(super) fn scale(&mut self, prefix: &str, factor: f32) {
         let tensors = self.0.iter_mut().filter(|(name, _)| name.starts_with(prefix));
