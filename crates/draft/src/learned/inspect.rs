@@ -1,4 +1,4 @@
-//! A look at a checkpoint's tensors before they are loaded: layers that nobody here computes.
+//! A look at a checkpoint's tensors before they are loaded: layers that nobody here computes, and drafts that nobody trained.
 
 use std::path::Path;
 
@@ -43,4 +43,28 @@ fn is_gated(weights: &Weights, name: &str) -> bool {
         (Some([queries, _]), Some([_, inputs])) => *queries == 2 * inputs,
         _ => false,
     }
+}
+
+/// Whether every norm of the learned drafter in a directory is exactly as training begins with it: it then was published
+/// before it was trained, and drafts badly.
+///
+/// # Errors
+/// When its files cannot be read.
+pub fn is_untrained(dir: &Path) -> Result<bool, LearnedError> {
+    let Some(format) = Format::read(dir)? else { return Ok(false) };
+    let (weights, own) = (Weights::open_dir(dir)?, format.own_layers());
+    // Qwen3-Next's norms are stored less 1.
+    let is_next = matches!(format, Format::Feature(FeatureFormat { kind: FeatureKind::Next { .. }, .. }));
+    let untouched = if is_next { 0.0 } else { 1.0 };
+    let is_norm = |name: &&str| name.ends_with("norm.weight") && own.iter().any(|own| name.starts_with(own.as_str()));
+    let mut norms = 0;
+    for name in weights.names().into_iter().filter(is_norm) {
+        let shape = weights.shape(name).unwrap_or_default();
+        let values = weights.tensor(name, shape).and_then(|tensor| tensor.to_f32())?;
+        if values.iter().any(|&value| value != untouched) {
+            return Ok(false);
+        }
+        norms += 1;
+    }
+    Ok(norms > 0)
 }

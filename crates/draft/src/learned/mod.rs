@@ -32,6 +32,8 @@ use format::Format;
 use hydra::HydraDraft;
 use medusa::MedusaDraft;
 
+pub use inspect::is_untrained;
+
 use crate::{Computed, Drafter};
 
 /// A checkpoint that cannot draft.

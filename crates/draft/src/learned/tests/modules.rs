@@ -76,3 +76,31 @@ fn layers_of_other_kinds_are_refused_by_what_they_are() {
     config["num_nextn_predict_layers"] = 2.into();
     refused(&draft, &config, "model.layers.9.enorm.weight is missing");
 }
+
+#[test]
+fn a_draft_whose_norms_nobody_trained_is_known() {
+    let untrained = |draft: &Numbers, config: &Value| {
+        let dir = tempfile::tempdir().unwrap();
+        draft.write(dir.path(), config);
+        is_untrained(dir.path()).unwrap()
+    };
+    let (mut draft, config) = modules(2, 1);
+    assert!(!untrained(&draft, &config));
+    draft.fill("norm", 1.0);
+    assert!(untrained(&draft, &config));
+    // Norms of the target beside it do not count, and one that moved is enough.
+    draft.replace("model.layers.7.input_layernorm.weight", &[1, 64], |_, _| 2.0);
+    assert!(untrained(&draft, &config));
+    draft.fill("layers.9.hnorm", 1.25);
+    assert!(!untrained(&draft, &config));
+    let ([mut next, _], config) = next_modules(1, 1);
+    assert!(!untrained(&next, &config));
+    next.fill("norm", 1.0);
+    assert!(!untrained(&next, &config), "stored less 1");
+    next.fill("norm", 0.0);
+    assert!(untrained(&next, &config));
+    for name in ["dspark-markov", "dflash-zlab", "eagle3-deepspec"] {
+        assert!(!is_untrained(&fixture(name)).unwrap(), "{name}");
+    }
+    assert!(!is_untrained(&fixture("qwen3-target")).unwrap(), "no drafter at all");
+}
