@@ -281,6 +281,21 @@ fn files_of_pytorch_are_fetched_where_there_is_nothing_else() {
 }
 
 #[test]
+fn a_drafter_without_a_tokenizer_is_found_without_the_hub() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = fs::read("tests/torch/state.bin").unwrap();
+    let files = [("config.json", b"{}".to_vec()), ("pytorch_model.bin", state)];
+    let online = settings(dir.path(), &Hub::of(&files).serve().1);
+    let kind = locate(&online, "o/m").unwrap();
+    let offline = Settings { offline: true, ..settings(dir.path(), "http://127.0.0.1:1") };
+    let unreachable = settings(dir.path(), "http://127.0.0.1:1");
+    for settings in [&online, &offline, &unreachable] {
+        assert_eq!(locate(settings, "o/m").unwrap(), kind);
+    }
+    says(locate(&unreachable, "o/other"), &["cannot be reached", "o/other"]);
+}
+
+#[test]
 fn gguf_repositories() {
     let file = model("llama").bytes();
     let dir = tempfile::tempdir().unwrap();

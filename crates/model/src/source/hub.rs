@@ -83,9 +83,14 @@ pub(super) fn word(text: &str) -> bool {
 
 /// The model, if all of it is in the cache.
 pub(super) fn find(settings: &Settings, repo: &HubRepo) -> Option<Kind> {
+    find_with(settings, repo, &["config.json", "tokenizer.json"])
+}
+
+/// The model, if its weights and the files `beside` them are in the cache.
+fn find_with(settings: &Settings, repo: &HubRepo, beside: &[&str]) -> Option<Kind> {
     let dir = repo.snapshot(settings)?;
     let names = gguf_names(&dir);
-    if repo.file.is_none() && complete(&dir, !names.is_empty()) {
+    if repo.file.is_none() && complete(&dir, beside, !names.is_empty()) {
         return Some(Kind::Directory(dir));
     }
     // With several in the cache and none named, the hub must say whether there is one that is meant.
@@ -98,10 +103,10 @@ pub(super) fn weight_file(gguf: bool, has: impl Fn(&str) -> bool) -> Option<Weig
     FILES.into_iter().find(|file| has(file.name)).filter(|file| file.origin == Origin::Safetensors || !gguf)
 }
 
-/// Whether a snapshot has everything that a forward and a prompt need.
-fn complete(dir: &Path, gguf: bool) -> bool {
+/// Whether a snapshot has the files `beside` its weights, and all of those.
+fn complete(dir: &Path, beside: &[&str], gguf: bool) -> bool {
     let has = |name: &str| dir.join(name).is_file();
-    if !has("config.json") || !has("tokenizer.json") {
+    if !beside.iter().all(|name| has(name)) {
         return false;
     }
     weight_file(gguf, has).is_some_and(|file| {
@@ -157,7 +162,13 @@ pub(super) fn locate(settings: &Settings, repo: &HubRepo, progress: &dyn Progres
     if let Some(kind) = find(settings, repo) {
         return Ok(kind);
     }
+    // A drafter has the tokenizer of its target. Whether this is one, and not a model of which another program has fetched a
+    // part, only the hub could say: out of its reach, what is there has to do.
+    let part = || find_with(settings, repo, &["config.json"]);
     if settings.offline {
+        if let Some(kind) = part() {
+            return Ok(kind);
+        }
         let problem = "it is not in the cache, and HF_HUB_OFFLINE forbids to ask".into();
         return Err(SourceError::Unreachable { hub: settings.hub(), repo: repo.to_string(), problem });
     }
@@ -166,5 +177,9 @@ pub(super) fn locate(settings: &Settings, repo: &HubRepo, progress: &dyn Progres
     if let Some(kind) = find(settings, repo) {
         return Ok(kind);
     }
-    Fetch::new(settings, repo, progress).and_then(|fetch| fetch.all())
+    match Fetch::new(settings, repo, progress) {
+        Ok(fetch) => fetch.all(),
+        Err(error @ SourceError::Unreachable { .. }) => part().ok_or(error),
+        Err(error) => Err(error),
+    }
 }

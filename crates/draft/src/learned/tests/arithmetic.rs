@@ -13,13 +13,19 @@ fn shapes<'a>(
     own.iter().copied().chain(layer.iter().map(|(name, shape)| (name.as_str(), *shape))).collect()
 }
 
+/// EAGLE-1's layer.
+pub(super) fn first_generation(seed: u64) -> (Numbers, Value) {
+    let layer = layer_shapes("layers.0.", false);
+    let shapes = shapes(&[("fc.weight", &[64, 128]), ("fc.bias", &[64])], &layer);
+    let config = serde_json::json!({"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]});
+    (Numbers::random(&shapes, seed), llama_config(config))
+}
+
 #[test]
 fn a_layer_of_the_first_generation() {
     let dir = tempfile::tempdir().unwrap();
-    let layer = layer_shapes("layers.0.", false);
-    let draft = Numbers::random(&shapes(&[("fc.weight", &[64, 128]), ("fc.bias", &[64])], &layer), 1);
-    let config = serde_json::json!({"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]});
-    draft.write(dir.path(), &llama_config(config));
+    let (draft, config) = first_generation(1);
+    draft.write(dir.path(), &config);
     let (mut rounds, mut drafter) = Rounds::with(dir.path(), ROUNDS);
     let got = rounds.recorded(drafter.as_mut(), 4);
     let known = Known::of(&rounds);

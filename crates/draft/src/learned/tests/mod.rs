@@ -5,6 +5,7 @@ mod files;
 mod hydra;
 mod modules;
 mod plain;
+mod torch;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

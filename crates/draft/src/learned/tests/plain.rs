@@ -45,6 +45,11 @@ impl Numbers {
         values.iter_mut().enumerate().for_each(|(at, number)| *number = value(at / row, at % row));
     }
 
+    /// Name, shape and numbers of each.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &[usize], &[f32])> {
+        self.0.iter().map(|(name, (shape, values))| (name.as_str(), shape.as_slice(), values.as_slice()))
+    }
+
     /// The same under other names; `None`: without it.
     pub(super) fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Numbers {
         Numbers(self.0.iter().filter_map(|(name, tensor)| Some((rename(name)?, tensor.clone()))).collect())
