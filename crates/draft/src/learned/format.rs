@@ -12,6 +12,7 @@ use spec::SequentialTemperature;
 
 use super::LearnedError;
 use super::hydra::HydraFormat;
+use super::medusa::MedusaFormat;
 
 /// How a learned drafter drafts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,14 +21,6 @@ pub(super) enum Format {
     Feature(FeatureFormat),
     Medusa(MedusaFormat),
     Hydra(HydraFormat),
-}
-
-/// Medusa's heads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MedusaFormat {
-    pub(super) heads: usize,
-    /// Residual blocks of a head.
-    pub(super) blocks: usize,
 }
 
 /// How a feature-level drafter drafts: one token after the other (EAGLE-3).
@@ -163,8 +156,8 @@ impl Format {
     /// Whether such a drafter has a tensor of this name.
     pub(super) fn knows(&self, tensor: &str) -> bool {
         // Medusa's own files call the heads by their numbers alone.
-        let numbered = matches!(self, Format::Medusa(_)) && tensor.starts_with(|first: char| first.is_ascii_digit());
-        numbered || self.tensors().iter().any(|known| tensor.starts_with(known))
+        let is_numbered = matches!(self, Format::Medusa(_)) && tensor.starts_with(|first: char| first.is_ascii_digit());
+        is_numbered || self.tensors().iter().any(|known| tensor.starts_with(known))
     }
 
     /// What the `config.json` of a directory says; `None`: it is no learned drafter's.
@@ -228,19 +221,9 @@ impl Fields {
                 self.feature(FeatureKind::First).map(Format::Feature).map(Some)
             }
             _ if self.find("hydra_num_heads").is_some() => HydraFormat::read(self).map(Format::Hydra).map(Some),
-            _ if self.find("medusa_num_heads").is_some() => self.medusa().map(Format::Medusa).map(Some),
+            _ if self.find("medusa_num_heads").is_some() => MedusaFormat::read(self).map(Format::Medusa).map(Some),
             _ => Ok(None),
         }
-    }
-
-    fn medusa(&self) -> Result<MedusaFormat, LearnedError> {
-        let heads = self.number("medusa_num_heads")?;
-        let blocks = if self.find("medusa_num_layers").is_some() { self.number("medusa_num_layers")? } else { 1 };
-        if !(1..=16).contains(&heads) || blocks > 16 {
-            let problem = format!("is {heads}, with {blocks} blocks each: known are 1 to 16");
-            return Err(self.wrong("medusa_num_heads", problem));
-        }
-        Ok(MedusaFormat { heads, blocks })
     }
 
     /// Modules for multi-token prediction, as the first of these fields that is there says; 1 if none is.

@@ -10,7 +10,7 @@ use model::weights::Weights;
 use model::{LoadError, LoadOptions, Loader, Tap};
 use spec::{Expansion, Proposal, product_tree};
 
-use super::format::MedusaFormat;
+use super::format::Fields;
 use super::residual::{ResidualBlock, ResidualHead, Scratch, linear};
 use super::states::States;
 use super::{LearnedError, Target, gathered, likeliest};
@@ -21,6 +21,26 @@ const WORDS: usize = 10;
 
 /// Drafts of a tree for each head, at most; admission checks as many as pay.
 const DRAFTS_OF_A_HEAD: usize = 6;
+
+/// What `config.json` says of the heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MedusaFormat {
+    heads: usize,
+    /// Residual blocks of a head.
+    blocks: usize,
+}
+
+impl MedusaFormat {
+    pub(super) fn read(fields: &Fields) -> Result<MedusaFormat, LearnedError> {
+        let heads = fields.number("medusa_num_heads")?;
+        let blocks = fields.find("medusa_num_layers").map_or(Ok(1), |_| fields.number("medusa_num_layers"))?;
+        if !(1..=16).contains(&heads) || blocks > 16 {
+            let problem = format!("is {heads}, with {blocks} blocks each: known are 1 to 16");
+            return Err(fields.wrong("medusa_num_heads", problem));
+        }
+        Ok(MedusaFormat { heads, blocks })
+    }
+}
 
 /// Drafts from the target's hidden state before the anchor, which lies in the target's own pages.
 pub(super) struct MedusaDraft {

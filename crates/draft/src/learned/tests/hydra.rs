@@ -14,7 +14,7 @@ fn candidates_depend_on_their_path_alone() {
         let (mut rounds, mut drafter) = Rounds::with(dir.path(), 3);
         let proposal = rounds.propose_for(drafter.as_mut(), (64, &Greedy), 0.0).unwrap();
         let (known, tree) = (Known::of(&rounds), proposal.tree());
-        assert!(tree.drafts() > 10 && tree.depths().iter().any(|&depth| depth == 3), "{tree:?}");
+        assert!(tree.drafts() > 10 && tree.depths().contains(&3), "{tree:?}");
         let mut branches = 0;
         for node in 1..tree.len() {
             let mut words = Vec::new();

@@ -249,14 +249,18 @@ impl Known {
     }
 }
 
+/// What enters the layer of a module, from a position, the token there and the feature before it.
+type Join<'a> = dyn Fn(usize, usize, u32, &[f64]) -> Vec<f64> + 'a;
+
+/// The layer of a module, over rows at these positions.
+type LayerOf<'a> = dyn Fn(usize, &[(usize, Vec<f64>)]) -> Vec<Vec<f64>> + 'a;
+
 /// Layers that pair a token with what is known of the position before it: EAGLE's, and modules for multi-token prediction.
 pub(super) struct Pairs<'a> {
     pub(super) known: &'a Known,
     pub(super) modules: usize,
-    /// What enters the layer of a module, from a position, the token there and the feature before it.
-    pub(super) join: &'a dyn Fn(usize, usize, u32, &[f64]) -> Vec<f64>,
-    /// The layer of a module.
-    pub(super) layer: &'a dyn Fn(usize, &[(usize, Vec<f64>)]) -> Vec<Vec<f64>>,
+    pub(super) join: &'a Join<'a>,
+    pub(super) layer: &'a LayerOf<'a>,
     /// What a module says, by what its layer gives.
     pub(super) logits: &'a dyn Fn(usize, &[f64]) -> Vec<f64>,
     /// What stands for the feature, of what the layer gives.
