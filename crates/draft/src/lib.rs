@@ -24,7 +24,7 @@ pub use datastore::{
     Datastore, DatastoreBuilder, DatastoreError, DatastoreOptions, DocumentError, Header, ORDER, Store,
 };
 pub use draft_model::{DraftModel, DraftModelOptions};
-pub use learned::{LearnedError, Target, is_learned, load as load_learned};
+pub use learned::{LearnedError, Target, is_learned, is_untrained, load as load_learned};
 pub use lookahead::{Lookahead, LookaheadOptions};
 pub use merged::Merged;
 pub use ngram::{Ngram, NgramOptions, Occurrence};

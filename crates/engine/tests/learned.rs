@@ -126,43 +126,153 @@ fn no_learned_drafter_changes_an_answer() {
     }
 }
 
-/// Medusa's heads with random weights: nearly always wrong, and so a good test of whether that shows.
-fn random_heads(dir: &Path) {
+/// A checkpoint of random numbers of these shapes: nearly always wrong, and so a good test of whether that shows.
+fn random(dir: &Path, shapes: &[(String, Vec<usize>)], config: &str) {
     let mut state = 7u64;
-    let mut tensor = |shape: &[usize]| -> (Vec<usize>, Vec<u8>) {
+    let mut tensor = |shape: &[usize]| -> Vec<u8> {
         let mut next = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             ((state >> 40) as f32 / (1 << 24) as f32 - 0.5) / 4.0
         };
-        (shape.to_vec(), (0..shape.iter().product()).flat_map(|_: usize| next().to_le_bytes()).collect())
+        (0..shape.iter().product()).flat_map(|_: usize| next().to_le_bytes()).collect()
     };
-    let mut tensors = Vec::new();
-    for head in 0..3 {
-        tensors.push((format!("medusa_head.{head}.0.linear.weight"), tensor(&[64, 64])));
-        tensors.push((format!("medusa_head.{head}.0.linear.bias"), tensor(&[64])));
-        tensors.push((format!("medusa_head.{head}.1.weight"), tensor(&[256, 64])));
-    }
-    let views = tensors.iter().map(|(name, (shape, data))| {
+    let data: Vec<Vec<u8>> = shapes.iter().map(|(_, shape)| tensor(shape)).collect();
+    let views = shapes.iter().zip(&data).map(|((name, shape), data)| {
         (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
     });
     safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
-    let config = r#"{"medusa_num_heads": 3, "medusa_num_layers": 1}"#;
     std::fs::write(dir.join("config.json"), config).unwrap();
 }
 
+/// A decoder layer of the target's shape.
+fn layer(prefix: &str) -> Vec<(String, Vec<usize>)> {
+    let matrix = |name: &str, out: usize, inputs: usize| (format!("{prefix}{name}.weight"), vec![out, inputs]);
+    let mut shapes = vec![
+        matrix("self_attn.q_proj", 64, 64),
+        matrix("self_attn.k_proj", 32, 64),
+        matrix("self_attn.v_proj", 32, 64),
+        matrix("self_attn.o_proj", 64, 64),
+        matrix("mlp.gate_proj", 160, 64),
+        matrix("mlp.up_proj", 160, 64),
+        matrix("mlp.down_proj", 64, 160),
+    ];
+    shapes.extend(
+        ["input_layernorm", "post_attention_layernorm"].map(|name| (format!("{prefix}{name}.weight"), vec![64])),
+    );
+    shapes
+}
+
+/// Medusa's heads.
+fn medusa(dir: &Path) {
+    let head = |head: usize| {
+        let name = |part: &str| format!("medusa_head.{head}.{part}");
+        [(name("0.linear.weight"), vec![64, 64]), (name("0.linear.bias"), vec![64]), (name("1.weight"), vec![256, 64])]
+    };
+    let shapes: Vec<_> = (0..3).flat_map(head).collect();
+    random(dir, &shapes, r#"{"medusa_num_heads": 3, "medusa_num_layers": 1}"#);
+}
+
+/// Hydra's heads after a layer of their own.
+fn hydra(dir: &Path) {
+    let head = |head: usize| {
+        let inputs = 64 * (head + 2);
+        [
+            (format!("hydra_mlp.{head}.1.linear.weight"), vec![64, inputs]),
+            (format!("hydra_mlp.{head}.1.res_connection.weight"), vec![64, inputs]),
+            (format!("hydra_lm_head.{head}.1.weight"), vec![256, 64]),
+        ]
+    };
+    let mut shapes: Vec<_> = (0..3).flat_map(head).collect();
+    shapes.extend(layer("prefix_embeding_layer.layers.0."));
+    shapes.push(("prefix_embeding_layer.norm.weight".into(), vec![64]));
+    let config =
+        r#"{"hydra_num_heads": 3, "hydra_num_layers": 1, "hydra_head_arch": "prefix-mlp", "grounded_heads": true}"#;
+    random(dir, &shapes, config);
+}
+
+/// Three modules for multi-token prediction that take turns.
+fn modules(dir: &Path) {
+    let module = |module: usize| {
+        let at = format!("model.layers.{}.", 8 + module);
+        let mut shapes = layer(&at);
+        shapes.push((format!("{at}eh_proj.weight"), vec![64, 128]));
+        shapes.extend(["enorm", "hnorm", "shared_head.norm"].map(|name| (format!("{at}{name}.weight"), vec![64])));
+        shapes
+    };
+    let shapes: Vec<_> = (0..3).flat_map(module).collect();
+    let config = std::fs::read_to_string(fixture("qwen3-target").join("config.json")).unwrap();
+    let config = config.replace(r#""model_type": "qwen3""#, r#""model_type": "llama", "num_nextn_predict_layers": 3"#);
+    random(dir, &shapes, &config);
+}
+
+/// A block drafter of two layers with something more, in z-lab's format.
+fn block(dir: &Path, more: Vec<(String, Vec<usize>)>, change: impl FnOnce(&mut serde_json::Value)) {
+    let mut shapes: Vec<(String, Vec<usize>)> = vec![("fc.weight".into(), vec![64, 320])];
+    shapes.extend(["hidden_norm.weight", "norm.weight"].map(|name| (name.to_owned(), vec![64])));
+    for at in 0..2 {
+        let name = format!("layers.{at}.");
+        shapes.extend(layer(&name));
+        shapes.extend(["q_norm", "k_norm"].map(|norm| (format!("{name}self_attn.{norm}.weight"), vec![16])));
+    }
+    shapes.extend(more);
+    let config = std::fs::read_to_string(fixture("dflash-zlab").join("config.json")).unwrap();
+    let mut config = serde_json::from_str(&config).unwrap();
+    change(&mut config);
+    random(dir, &shapes, &config.to_string());
+}
+
+/// DFlash 2, with windows.
+fn dflash2(dir: &Path) {
+    let around = |layer: usize, part: &str| {
+        let name = format!("layers.{layer}.{part}_conv");
+        [(format!("{name}.base_kernel"), vec![2, 2, 64]), (format!("{name}.kernel_projection.weight"), vec![16, 64])]
+    };
+    let mut more: Vec<_> =
+        (0..2).flat_map(|layer| ["attention", "mlp"].map(|part| around(layer, part))).flatten().collect();
+    let codebooks = ["predecessor", "successor"].map(|name| format!("candidate_selector.{name}_codebook"));
+    more.extend(codebooks.map(|name| (name, vec![256, 8])));
+    more.push(("candidate_selector.hidden_projection.weight".into(), vec![8, 64]));
+    block(dir, more, |config| {
+        config["architectures"] = serde_json::json!(["DFlash2DraftModel"]);
+        config["layer_types"] = serde_json::json!(["sliding_attention", "full_attention"]);
+        config["sliding_window"] = 20.into();
+        for (field, value) in
+            [("conv_kernel_size", 2), ("conv_group_size", 16), ("selector_rank", 8), ("selector_top_k", 16)]
+        {
+            config["dflash_config"][field] = value.into();
+        }
+    });
+}
+
+fn domino(dir: &Path) {
+    let more = [
+        ("prefix_gru.weight_ih_l0", [36, 64]),
+        ("prefix_gru.weight_hh_l0", [36, 12]),
+        ("embed_proj.0.weight", [8, 76]),
+        ("embed_proj.2.weight", [256, 8]),
+    ];
+    block(dir, more.map(|(name, shape)| (name.to_owned(), shape.to_vec())).into(), |config| {
+        config["architectures"] = serde_json::json!(["DominoDraftModel"]);
+        config["dflash_config"]["gru_hidden_dim"] = 12.into();
+        config["dflash_config"]["emb_dim"] = 8.into();
+    });
+}
+
 #[test]
-fn heads_that_are_wrong_change_no_answer() {
-    let dir = tempfile::tempdir().unwrap();
-    random_heads(dir.path());
+fn drafters_that_are_wrong_change_no_answer() {
     let requests = requests();
     let plain = Serving::new(1, ServiceOptions::default(), 900, None).answers(&requests);
-    for (threads, pages, row_budget) in [(1, 900, 128), (2, 22, 7)] {
-        let options = ServiceOptions { row_budget, ..ServiceOptions::default() };
-        let serving = Serving::new(threads, options, pages, dir.path().to_str());
-        assert_eq!(serving.answers(&requests), plain, "{pages} pages");
-        let stats = serving.stats();
-        assert!(stats.drafts.checked > 1000, "trees: {:?}", stats.drafts);
-        assert_eq!(stats.kv_pages_used, 0);
+    for write in [medusa, hydra, modules, dflash2, domino] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path());
+        for (threads, pages, row_budget) in [(1, 900, 128), (2, 22, 7)] {
+            let options = ServiceOptions { row_budget, ..ServiceOptions::default() };
+            let serving = Serving::new(threads, options, pages, dir.path().to_str());
+            assert_eq!(serving.answers(&requests), plain, "{pages} pages");
+            let stats = serving.stats();
+            assert!(stats.drafts.checked > 1000, "{:?}", stats.drafts);
+            assert_eq!(stats.kv_pages_used, 0);
+        }
     }
 }
 
@@ -180,7 +290,13 @@ fn steps(serving: &Serving, request: &Submission) -> [u64; 3] {
 
 #[test]
 fn what_a_drafter_knows_comes_with_a_prefix_and_with_chunks() {
-    for name in DRAFTERS {
+    let written = [hydra, modules].map(|write| {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path());
+        dir
+    });
+    let written = written.iter().map(|dir| dir.path().to_str().unwrap());
+    for name in DRAFTERS.into_iter().chain(written) {
         for temperature in [0.0, 1.0] {
             let params =
                 SamplingParams { temperature, seed: 3, max_tokens: Some(60), ignore_eos: true, ..Default::default() };

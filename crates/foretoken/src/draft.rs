@@ -22,8 +22,8 @@ use crate::load::Loaded;
 pub(crate) struct DraftArgs {
     /// What proposes tokens that the model then checks several at a time. The answer stays the same to the bit, and comes
     /// sooner where the guesses are good: auto, ngram, suffix, lookahead, datastore:FILE (see `foretoken datastore`), none,
-    /// a smaller MODEL with the same tokenizer, or one that was trained to draft for this model (DSpark, DFlash, EAGLE-3,
-    /// Medusa), or skip: the model itself without some of its layers (skip:3,5,8-11).
+    /// a smaller MODEL with the same tokenizer, or one that was trained to draft for this model (DSpark, DFlash, EAGLE, MTP,
+    /// Medusa, Hydra), or skip: the model itself without some of its layers (skip:3,5,8-11).
     /// Several with + between them: auto:A+B takes the best guess for each step, merged:A+B has all of them checked
     #[arg(long, value_name = "DRAFTER", default_value = "auto")]
     draft: Kind,

@@ -30,7 +30,11 @@ impl Allowance {
             let quantise = self.draft_quant == DraftQuant::Q8_0;
             let options = LoadOptions { isa: target.isa, compute: target.compute, quantise };
             let context = || format!("cannot draft with {name}");
-            return draft::load_learned(&dir, drafts_for, &target.pool, options).with_context(context);
+            let drafter = draft::load_learned(&dir, drafts_for, &target.pool, options).with_context(context)?;
+            if draft::is_untrained(&dir).with_context(context)? {
+                eprintln!("warning: every norm of {name} is as training begins with it: the drafter looks untrained");
+            }
+            return Ok(drafter);
         }
         let draft = load::load_draft(name, target)?;
         let measured = Measured { name: &draft.name, bytes_on_disk: draft.bytes_on_disk, model: &draft.model };

@@ -200,13 +200,13 @@ impl Source {
     }
 }
 
-/// Size of the safetensors of a directory; `None` if it has a config alone.
+/// Size of the weights of a directory; `None` if it has a config alone.
 fn files(dir: &Path) -> Result<Option<Weights>> {
-    if !["model.safetensors", "model.safetensors.index.json"].iter().any(|name| dir.join(name).exists()) {
+    if !Files::are_in(dir) {
         return Ok(None);
     }
     let bytes = Files::open_dir(dir)?.bytes_on_disk();
-    Ok(Some(Weights { bytes, source: "size of the safetensors files".into() }))
+    Ok(Some(Weights { bytes, source: "size of the weight files".into() }))
 }
 
 impl Plan {

@@ -120,7 +120,7 @@ fn weights_at_hand_are_measured() {
         .unwrap();
     let plan: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(plan["batch"]["weights_bytes"], bytes);
-    assert_eq!(plan["batch"]["weights_from"], "size of the safetensors files");
+    assert_eq!(plan["batch"]["weights_from"], "size of the weight files");
 }
 
 #[test]

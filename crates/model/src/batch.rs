@@ -33,12 +33,52 @@ impl<'a> Segment<'a> {
             },
         }
     }
+}
 
-    /// The segment but for the row of position 0, of which no logits are wanted.
-    pub(crate) fn without_first_position(&self) -> Segment<'a> {
-        let skipped = usize::from(self.start == 0 && !self.tokens.is_empty());
-        // Only a text that is read begins at 0, and that is causal.
-        Segment { start: self.start + skipped, tokens: &self.tokens[skipped..], logits: Logits::None, ..*self }
+/// A batch of which only the rows from some position on are wanted, and no logits.
+#[derive(Debug)]
+pub(crate) struct Later<'a> {
+    batch: &'a [Segment<'a>],
+    /// For each tree that begins below that position, the slots of each row's ancestors past the prefix and its own.
+    paths: Vec<Vec<Vec<u32>>>,
+}
+
+impl<'a> Later<'a> {
+    /// The rows from positions up to `first` on.
+    pub(crate) fn new(batch: &'a [Segment<'a>], first: usize) -> Later<'a> {
+        let paths = |segment: &Segment<'_>| match segment.visibility {
+            Visibility::Tree { parents } if segment.start < first => {
+                let mut paths: Vec<Vec<u32>> = Vec::with_capacity(parents.len());
+                for (row, parent) in parents.iter().enumerate() {
+                    let above = parent.and_then(|parent| paths.get(parent as usize)).cloned().unwrap_or_default();
+                    paths.push(above.into_iter().chain([(segment.start + row) as u32]).collect());
+                }
+                paths
+            }
+            _ => Vec::new(),
+        };
+        Later { batch, paths: batch.iter().map(paths).collect() }
+    }
+
+    /// The rows at positions from `first` on. Those of a tree that begins below are each a segment of its own.
+    pub(crate) fn from(&self, first: usize) -> Vec<Segment<'_>> {
+        let mut later = Vec::with_capacity(self.batch.len());
+        for (segment, paths) in self.batch.iter().zip(&self.paths) {
+            let segment = Segment { logits: Logits::None, ..*segment };
+            let (start, skipped) = (segment.start, first.saturating_sub(segment.start).min(segment.tokens.len()));
+            match segment.visibility {
+                Visibility::Tree { .. } if skipped > 0 => later.extend(
+                    paths.iter().enumerate().filter(|(_, path)| start + path.len() > first).map(|(row, _)| Segment {
+                        start: start + row,
+                        tokens: &segment.tokens[row..=row],
+                        visibility: Visibility::Paths { prefix: start, paths: &paths[row..=row] },
+                        ..segment
+                    }),
+                ),
+                _ => later.push(Segment { start: start + skipped, tokens: &segment.tokens[skipped..], ..segment }),
+            }
+        }
+        later
     }
 }
 
@@ -233,5 +273,53 @@ impl Plan {
             AttentionRow { table: segment.sequence.table(), position, prefix, path: &self.paths[from..to] }
         };
         (0..self.tokens.len()).map(row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_from_a_position_on_are_those_of_texts_and_of_trees() {
+        let sequence = Sequence::new();
+        let segment =
+            |start, tokens, visibility| Segment { sequence: &sequence, start, tokens, visibility, logits: Logits::All };
+        // Depths 0, 1, 1, 2, 3.
+        let parents = [None, Some(0), Some(0), Some(2), Some(3)];
+        let tree = Visibility::Tree { parents: &parents };
+        let batch = [
+            segment(0, &[10, 11, 12, 13], Visibility::Causal),
+            segment(0, &[20], Visibility::Causal),
+            segment(1, &[30, 31, 32, 33, 34], tree),
+            segment(3, &[40, 41, 42, 43, 44], tree),
+        ];
+        let later = Later::new(&batch, 3);
+        let rows = |first: usize| {
+            let row = |segment: &Segment<'_>| {
+                let path = match segment.visibility {
+                    Visibility::Paths { prefix, paths } => Some((prefix, paths[0].clone())),
+                    _ => None,
+                };
+                (segment.start, segment.tokens.to_vec(), path)
+            };
+            later.from(first).iter().map(row).collect::<Vec<_>>()
+        };
+        let whole = |start, tokens: &[u32]| (start, tokens.to_vec(), None);
+        let kept = [whole(0, &[10, 11, 12, 13]), whole(0, &[20]), whole(1, &[30, 31, 32, 33, 34])];
+        assert_eq!(rows(0)[..3], kept);
+        assert_eq!(rows(1)[..3], [whole(1, &[11, 12, 13]), whole(1, &[]), whole(1, &[30, 31, 32, 33, 34])]);
+        let single = |start, token, path: &[u32]| (start, vec![token], Some((1, path.to_vec())));
+        let cut = [single(4, 33, &[1, 3, 4]), single(5, 34, &[1, 3, 4, 5])];
+        let from_3 = rows(3);
+        assert_eq!(from_3[..2], [whole(3, &[13]), whole(1, &[])]);
+        assert_eq!(from_3[2..4], cut);
+        assert_eq!(from_3[4], whole(3, &[40, 41, 42, 43, 44]));
+        let before: Vec<Option<usize>> = later
+            .from(3)
+            .iter()
+            .map(|segment| segment.tokens.len().checked_sub(1).and_then(|_| segment.before(0)))
+            .collect();
+        assert_eq!(before, [Some(2), None, Some(3), Some(4), Some(2)]);
     }
 }

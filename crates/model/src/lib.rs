@@ -22,5 +22,6 @@ pub use batch::{ForwardError, Logits, Segment, Tap, Visibility};
 pub use load::{Linear, LoadError, LoadOptions, Loader};
 pub use mmap::Mapped;
 pub use transformer::{
-    Backbone, BlockShape, ConvolutionShape, Eagle, EagleKind, EagleShape, Model, Output, Sight, SkipError, Workspace,
+    Backbone, BlockShape, ConvolutionShape, Eagle, EagleKind, EagleShape, Model, Output, PrefixLayer, Sight, SkipError,
+    Workspace,
 };

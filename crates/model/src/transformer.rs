@@ -7,6 +7,7 @@
 mod block;
 mod convolution;
 mod eagle;
+mod prefix;
 mod skip;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::weights::Weights;
 pub use block::{Backbone, BlockShape, Sight};
 pub use convolution::ConvolutionShape;
 pub use eagle::{Eagle, EagleKind, EagleShape};
+pub use prefix::PrefixLayer;
 pub use skip::SkipError;
 
 /// A loaded model.
@@ -125,6 +127,11 @@ impl Model {
         kv::Layout { layers, kv_heads, head_dim, format }
     }
 
+    /// The embedding of a token that the model knows: `[hidden]`.
+    pub fn embed(&self, token: u32, out: &mut [f32]) {
+        self.embedding.row(token as usize, out);
+    }
+
     /// Bytes of weights that a forward of one row reads.
     pub fn bytes_per_row(&self) -> usize {
         let layer = |layer: &Arc<Layer>| {
@@ -179,7 +186,7 @@ impl Model {
         self.check(&kv, taps)?;
         workspace.plan.make(batch, self.config.vocab, self.config.context)?;
         workspace.size(self, taps.len());
-        self.embed(workspace, pool);
+        self.embed_rows(workspace, pool);
         workspace.tap(taps, Tap::Embedding);
         // What each row sees is the same in every layer. It borrows the plan, which therefore steps out of the buffers.
         let plan = std::mem::take(&mut workspace.plan);
@@ -211,7 +218,7 @@ impl Model {
     }
 
     /// Embeddings and rotation angles of all rows.
-    fn embed(&self, workspace: &mut Workspace, pool: &Pool) {
+    fn embed_rows(&self, workspace: &mut Workspace, pool: &Pool) {
         let Workspace { plan, angles, hidden, .. } = workspace;
         let rows = plan.tokens.len();
         pool.for_each_row(hidden, rows, |row, out| self.embedding.row(plan.tokens[row] as usize, out));

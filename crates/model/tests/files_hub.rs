@@ -249,6 +249,53 @@ fn shards_are_fetched_by_the_index() {
 }
 
 #[test]
+fn files_of_pytorch_are_fetched_where_there_is_nothing_else() {
+    let (state, gguf) = (fs::read("tests/torch/state.bin").unwrap(), model("llama").bytes());
+    let safetensors = fs::read(fixtures().join("targets/llama/model.safetensors")).unwrap();
+    let index = br#"{"weight_map": {"a": "pytorch_model-1.bin"}}"#.to_vec();
+    let shard = fs::read("tests/torch/shard1.bin").unwrap();
+    let both = [("config.json", b"{}".to_vec()), ("tokenizer.json", b"{}".to_vec())];
+    for (weights, fetched) in [
+        (vec![("pytorch_model.bin", state.clone())], &["pytorch_model.bin"][..]),
+        (vec![("medusa_lm_head.pt", state.clone())], &["medusa_lm_head.pt"]),
+        (
+            vec![("pytorch_model.bin.index.json", index), ("pytorch_model-1.bin", shard)],
+            &["pytorch_model.bin.index.json", "pytorch_model-1.bin"],
+        ),
+        (vec![("pytorch_model.bin", state.clone()), ("model.safetensors", safetensors)], &["model.safetensors"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Hub::of(&[&both[..], &weights[..]].concat()).serve().1;
+        let online = settings(dir.path(), &address);
+        let Kind::Directory(path) = locate(&online, "o/m").unwrap() else { panic!("{fetched:?}") };
+        for (name, _) in &weights {
+            assert_eq!(path.join(name).exists(), fetched.contains(name), "{name}");
+        }
+        assert!(!Weights::open_dir(&path).unwrap().names().is_empty());
+        let offline = Settings { offline: true, ..online };
+        assert_eq!(locate(&offline, "o/m").unwrap(), Kind::Directory(path));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let files = [&both[..], &[("pytorch_model.bin", state), ("m.gguf", gguf)]].concat();
+    let Kind::Gguf(_) = locate(&settings(dir.path(), &Hub::of(&files).serve().1), "o/m").unwrap() else { panic!() };
+}
+
+#[test]
+fn a_drafter_without_a_tokenizer_is_found_without_the_hub() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = fs::read("tests/torch/state.bin").unwrap();
+    let files = [("config.json", b"{}".to_vec()), ("pytorch_model.bin", state)];
+    let online = settings(dir.path(), &Hub::of(&files).serve().1);
+    let kind = locate(&online, "o/m").unwrap();
+    let offline = Settings { offline: true, ..settings(dir.path(), "http://127.0.0.1:1") };
+    let unreachable = settings(dir.path(), "http://127.0.0.1:1");
+    for settings in [&online, &offline, &unreachable] {
+        assert_eq!(locate(settings, "o/m").unwrap(), kind);
+    }
+    says(locate(&unreachable, "o/other"), &["cannot be reached", "o/other"]);
+}
+
+#[test]
 fn gguf_repositories() {
     let file = model("llama").bytes();
     let dir = tempfile::tempdir().unwrap();
@@ -271,7 +318,7 @@ fn gguf_repositories() {
     let none = Hub::of(&[("pytorch_model.bin", vec![0])]).serve().1;
     says(locate(&settings(dir.path(), &none), "o/m@main:x"), &["x"]);
     let dir = tempfile::tempdir().unwrap();
-    says(locate(&settings(dir.path(), &none), "o/m"), &["neither safetensors nor GGUF"]);
+    says(locate(&settings(dir.path(), &none), "o/m"), &["neither safetensors, GGUF files nor weights of PyTorch"]);
 }
 
 #[test]

@@ -130,8 +130,7 @@ fn shards() {
 fn broken_safetensors() {
     let dir = tempfile::tempdir().unwrap();
     says(Weights::open_dir(dir.path()), &["neither model.safetensors nor", "download"]);
-    std::fs::write(dir.path().join("pytorch_model.bin"), b"").unwrap();
-    says(Weights::open_dir(dir.path()), &["convert"]);
+    assert!(!Weights::are_in(dir.path()));
     let file = dir.path().join("model.safetensors");
     let check = |bytes: &[u8], parts: &[&str]| {
         std::fs::write(&file, bytes).unwrap();
@@ -160,4 +159,51 @@ fn broken_safetensors() {
     check(&with_header("{", 0), &["not a sound"]);
     let sound = std::fs::read(fixtures().join("targets/llama/model.safetensors")).unwrap();
     check(&sound[..sound.len() - 1], &["not a sound"]);
+}
+
+/// A file that PyTorch would have written (`tests/torch/make.py`).
+fn torch(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch").join(name)
+}
+
+#[test]
+fn files_of_pytorch() {
+    for name in ["pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt"] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(torch("state.bin"), dir.path().join(name)).unwrap();
+        assert!(Weights::are_in(dir.path()));
+        let weights = Weights::open_dir(dir.path()).unwrap();
+        assert_eq!((weights.origin(), weights.names().len()), (Origin::Torch, 11));
+        assert_eq!(weights.bytes_on_disk(), std::fs::metadata(torch("state.bin")).unwrap().len());
+        let tensor = weights.tensor("a.weight", &[2, 3]).unwrap();
+        assert_eq!(tensor.to_f32().unwrap(), [1.0, -2.0, 3.0, 4.5, 5.0, -6.0]);
+        weights.release("a.weight", 0..tensor.data.len());
+        assert_eq!(weights.tensor("bf16", &[2, 1]).unwrap().to_f32().unwrap(), [1.0, -2.0]);
+        assert_eq!(weights.integers("d2t", 3).unwrap(), [0, -5, 1 << 40]);
+        assert_eq!(weights.integers("small", 2).unwrap(), [7, -7]);
+        says(weights.tensor("double", &[1]), &[name, "tensor double", "F64", "BF16"]);
+        says(weights.tensor("a.weight", &[3, 2]), &[name, "a.weight", "[2, 3]", "[3, 2]"]);
+        says(weights.tensor("b", &[1]), &[name, "tensor b", "missing"]);
+        std::fs::copy(torch("call.bin"), dir.path().join(name)).unwrap();
+        says(Weights::open_dir(dir.path()), &[name, "posix.system", "refused"]);
+    }
+}
+
+#[test]
+fn several_files_of_pytorch_and_safetensors_beside_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let d = dir.path();
+    for shard in ["1", "2"] {
+        let (from, to) = (format!("shard{shard}.bin"), format!("pytorch_model-{shard}.bin"));
+        std::fs::copy(torch(&from), d.join(to)).unwrap();
+    }
+    let index = |map: &str| std::fs::write(d.join("pytorch_model.bin.index.json"), map).unwrap();
+    index(r#"{"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}"#);
+    let weights = Weights::open_dir(d).unwrap();
+    assert_eq!(weights.tensor("b", &[2]).unwrap().to_f32().unwrap(), [1.0, -2.0]);
+    index(r#"{"weight_map": {"a": "pytorch_model-2.bin"}}"#);
+    says(Weights::open_dir(d), &["index.json", "tensor a", "pytorch_model-2.bin"]);
+    save(&d.join("model.safetensors"), &[("a", Dtype::F32, &[1], &3f32.to_le_bytes())]);
+    let weights = Weights::open_dir(d).unwrap();
+    assert_eq!((weights.origin(), weights.names()), (Origin::Safetensors, vec!["a"]));
 }

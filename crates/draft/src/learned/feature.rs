@@ -19,21 +19,21 @@ use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 /// What it knows of a committed position is in the target's own pages: its keys and values there, and the feature that the
 /// first draft begins with. A round writes its drafts' keys and values where the target's next rows will be.
 pub(super) struct FeatureDraft {
-    pub(super) eagle: Eagle,
+    /// Several take turns, one for each draft of a chain.
+    pub(super) modules: Vec<Eagle>,
     name: &'static str,
     taps: Vec<Tap>,
     steps: usize,
     /// How large trees are, where they are drafted.
     pub(super) tree: TreeShape,
     kv_format: KvFormat,
-    pub(super) attached: Option<[Attached; 2]>,
+    /// For each module, keys and values, and features; empty until it is attached.
+    pub(super) attached: Vec<[Attached; 2]>,
     /// For each token that the head knows, the target's.
     ids: Option<Vec<u32>>,
     /// Tokens that the target knows: ids below this.
     vocab: usize,
     workspace: Workspace,
-    /// `[asks, hidden]`
-    features: Vec<f32>,
 }
 
 /// Drafts of a tree, and what is expanded of each level.
@@ -48,6 +48,8 @@ struct Chain<'a> {
     max_drafts: usize,
     /// The anchor, and what was drafted.
     tokens: Vec<u32>,
+    /// Of the rows before those of the next step, `[rows, hidden]`.
+    features: Vec<f32>,
     proposal: Proposal,
     open: bool,
 }
@@ -69,41 +71,44 @@ impl FeatureDraft {
         let taps = match format.kind {
             FeatureKind::Third { .. } if format.taps.is_empty() => usual_taps(ours.layers),
             FeatureKind::Third { .. } => format.taps,
-            FeatureKind::First | FeatureKind::Module { .. } => vec![Tap::Final],
+            _ => vec![Tap::Final],
         };
         fits_taps(&taps, target)?;
         let known = format.known.unwrap_or(config.vocab);
         let ids = known_ids(weights, known, config.vocab)?;
-        let (kind, head) = match format.kind {
-            FeatureKind::First => (EagleKind::First, None),
-            FeatureKind::Third { normed_residual } => {
-                let kind = EagleKind::Third { taps: taps.len(), normed_residual };
-                (kind, weights.has("lm_head.weight").then_some(known))
-            }
-            FeatureKind::Module { layer } => {
-                let own = weights.has(&format!("model.layers.{layer}.shared_head.head.weight"));
-                (EagleKind::Module { layer }, own.then_some(known))
-            }
+        let has_head = |name: &str| weights.has(name).then_some(known);
+        let (name, count) = match format.kind {
+            FeatureKind::First => ("eagle", 1),
+            FeatureKind::Third { .. } => ("eagle3", 1),
+            FeatureKind::Modules { modules, .. } | FeatureKind::Next { modules } => ("mtp", modules),
         };
-        let name = match format.kind {
-            FeatureKind::First => "eagle",
-            FeatureKind::Third { .. } => "eagle3",
-            FeatureKind::Module { .. } => "mtp",
+        let shape = |depth: usize| {
+            let (kind, head) = match format.kind {
+                FeatureKind::First => (EagleKind::First, None),
+                FeatureKind::Third { normed_residual } => {
+                    (EagleKind::Third { taps: taps.len(), normed_residual }, has_head("lm_head.weight"))
+                }
+                FeatureKind::Modules { first, .. } => {
+                    let layer = first + depth;
+                    (EagleKind::Module { layer }, has_head(&format!("model.layers.{layer}.shared_head.head.weight")))
+                }
+                FeatureKind::Next { .. } => (EagleKind::Next { layer: depth }, None),
+            };
+            EagleShape { kind, head, depth }
         };
-        let shape = EagleShape { kind, head };
-        let eagle = Eagle::load(weights, config, shape, target.model, pool, options)?;
+        let load = |depth| Eagle::load(weights, config.clone(), shape(depth), target.model, pool, options);
+        let modules = (0..count).map(load).collect::<Result<_, _>>()?;
         let Target { vocab, kv_format, .. } = target;
-        let (workspace, features) = (Workspace::new(), Vec::new());
-        let steps = format.steps;
+        let steps = format.steps.max(count);
         let tree = TreeShape { top_k: TOP_K, rounds: steps - 1, drafts: TREE_DRAFTS };
-        let attached = None;
-        Ok(FeatureDraft { eagle, name, taps, steps, tree, kv_format, attached, ids, vocab, workspace, features })
+        let (attached, workspace) = (Vec::new(), Workspace::new());
+        Ok(FeatureDraft { modules, name, taps, steps, tree, kv_format, attached, ids, vocab, workspace })
     }
 
     /// Why a request can have no drafts of which so many slots are computed.
     fn silence(&self, ask: &Ask<'_>, slots: usize) -> Option<Silence> {
         let end = ask.tokens.len() - 1 + slots;
-        if end > self.eagle.config().context {
+        if end > self.modules[0].config().context {
             return Some(Silence::Context);
         }
         if ask.sequence.len() < end {
@@ -114,25 +119,26 @@ impl FeatureDraft {
     }
 
     fn chain<'a>(&self, index: usize, ask: &'a Ask<'a>) -> Result<Chain<'a>, Silence> {
-        // The last draft is not computed.
-        let max_drafts = ask.max_drafts.min(self.steps);
+        // The last draft is not computed, and each further module has its first pair a position later.
+        let mut max_drafts = ask.max_drafts.min(self.steps);
+        if ask.tokens.len() <= self.modules.len() {
+            max_drafts = max_drafts.min(ask.tokens.len() - 1);
+        }
         if let Some(silence) = self.silence(ask, max_drafts) {
             return Err(silence);
         }
-        let (tokens, proposal) = (vec![ask.anchor()], Proposal::new(ask.anchor()));
-        Ok(Chain { index, ask, max_drafts, tokens, proposal, open: true })
+        let (tokens, features, proposal) = (vec![ask.anchor()], Vec::new(), Proposal::new(ask.anchor()));
+        Ok(Chain { index, ask, max_drafts, tokens, features, proposal, open: true })
     }
 
-    /// The features before the anchors of requests, `[asks, hidden]`.
-    fn first_features<'a>(&self, cache: &mut KvCache, asks: impl ExactSizeIterator<Item = &'a Ask<'a>>) -> Vec<f32> {
-        let width = self.eagle.config().hidden;
-        let mut features = vec![0.0; asks.len() * width];
-        let Some([_, kept]) = &self.attached else { return features };
-        let kept = cache.attached(kept);
-        for (ask, row) in asks.zip(features.chunks_exact_mut(width)) {
-            self.eagle.feature(&kept, ask.sequence.slot(ask.tokens.len() - 2), row);
+    /// What a module takes for the feature before the anchor of a request, `[hidden]`.
+    fn first_feature(&self, cache: &mut KvCache, module: usize, ask: &Ask<'_>) -> Vec<f32> {
+        let eagle = &self.modules[module];
+        let mut feature = vec![0.0; eagle.config().hidden];
+        if let (Some([_, kept]), Some(before)) = (self.attached.get(module), ask.tokens.len().checked_sub(2)) {
+            eagle.feature(&cache.attached(kept), ask.sequence.slot(before), &mut feature);
         }
-        features
+        feature
     }
 
     /// Drafts a tree for each of these requests.
@@ -142,46 +148,52 @@ impl FeatureDraft {
         asks: Vec<(usize, &Ask<'_>)>,
         ways: usize,
     ) -> Result<Vec<(usize, Option<Proposal>)>, ForwardError> {
-        let first = self.first_features(round.cache, asks.iter().map(|(_, ask)| *ask));
-        let Some([own, _]) = &self.attached else { return Ok(Vec::new()) };
-        let Self { eagle, ids, vocab, tree: shape, workspace, .. } = self;
+        let first: Vec<f32> = asks.iter().flat_map(|(_, ask)| self.first_feature(round.cache, 0, ask)).collect();
+        let Some([own, _]) = self.attached.first() else { return Ok(Vec::new()) };
+        let Self { modules, ids, vocab, tree: shape, workspace, .. } = self;
         let shape = TreeShape { top_k: ways, ..*shape };
         let mut trees: Vec<Tree<'_>> = asks.iter().map(|&(index, ask)| Tree::new(index, ask, shape)).collect();
-        let grove = Grove { eagle, own, pool: round.pool, ids: ids.as_deref(), vocab: *vocab, top_k: ways };
+        let (eagle, pool, ids, vocab) = (&modules[0], round.pool, ids.as_deref(), *vocab);
+        let grove = Grove { eagle, own, pool, ids, vocab, top_k: ways };
         grove.grow(workspace, round.cache, &mut trees, &first)?;
         Ok(trees.into_iter().map(|tree| (tree.index, tree.finish(shape.drafts))).collect())
     }
 
     /// Lets every chain say its drafts, a forward for each further one of all that go on. Answers what they came to.
+    ///
+    /// A module that comes up for the first time has not met the anchor and the drafts before its own: it takes them all in,
+    /// and when its turn comes again, those since. So each step runs a row more than the one before, up to the number of
+    /// modules, over what the step before gave.
     fn run<'a>(
         &mut self,
         pool: &Pool,
         cache: &mut KvCache,
         mut chains: Vec<Chain<'a>>,
     ) -> Result<Vec<Chain<'a>>, ForwardError> {
-        let mut done = Vec::with_capacity(chains.len());
-        self.features = self.first_features(cache, chains.iter().map(|chain| chain.ask));
-        let Some([own, _]) = &self.attached else { return Ok(done) };
-        let Self { eagle, ids, vocab, workspace, features, .. } = self;
-        let width = eagle.config().hidden;
+        let (mut done, mut step, count) = (Vec::with_capacity(chains.len()), 0, self.modules.len());
         while !chains.is_empty() {
-            let segments: Vec<Segment<'_>> = chains.iter().map(Chain::segment).collect();
-            let output = eagle.forward(workspace, pool, cache.attached(own), &segments, features)?;
+            let (module, rows) = (step % count, count.min(step + 1));
+            if step < count {
+                for chain in &mut chains {
+                    let first = self.first_feature(cache, module, chain.ask);
+                    chain.features.splice(..0, first);
+                }
+            }
+            let Self { modules, attached, ids, vocab, workspace, .. } = &mut *self;
+            let Some([own, _]) = attached.get(module) else { return Ok(done) };
+            let features: Vec<f32> = chains.iter().flat_map(|chain| &chain.features).copied().collect();
+            let segments: Vec<Segment<'_>> = chains.iter().map(|chain| chain.segment(rows)).collect();
+            let output = modules[module].forward(workspace, pool, cache.attached(own), &segments, &features)?;
             drop(segments);
-            let known = output.logits.len() / chains.len();
+            let [known, width] = [output.logits.len(), output.taps[0].len()].map(|all| all / chains.len());
             pool.for_each_mut(&mut chains, |at, chain| {
                 let logits = &output.logits[at * known..(at + 1) * known];
+                chain.features.clear();
+                chain.features.extend_from_slice(&output.taps[0][at * width..(at + 1) * width]);
                 chain.open = chain.extend(logits, ids.as_deref(), *vocab).is_some();
             });
-            let mut rows = output.taps[0].chunks_exact(width);
-            features.clear();
-            done.extend(chains.extract_if(.., |chain| {
-                let row = rows.next().unwrap_or_default();
-                if chain.open {
-                    features.extend_from_slice(row);
-                }
-                !chain.open
-            }));
+            done.extend(chains.extract_if(.., |chain| !chain.open));
+            step += 1;
         }
         Ok(done)
     }
@@ -195,13 +207,13 @@ fn usual_taps(layers: usize) -> Vec<Tap> {
 }
 
 impl Chain<'_> {
-    /// The newest token, at its place.
-    fn segment(&self) -> Segment<'_> {
-        let depth = self.tokens.len() - 1;
+    /// The newest tokens, so many, at their places.
+    fn segment(&self, rows: usize) -> Segment<'_> {
+        let first = self.tokens.len() - rows;
         Segment {
             sequence: self.ask.sequence,
-            start: self.ask.tokens.len() - 1 + depth,
-            tokens: &self.tokens[depth..],
+            start: self.ask.tokens.len() - 1 + first,
+            tokens: &self.tokens[first..],
             visibility: Visibility::Causal,
             logits: Logits::Last,
         }
@@ -238,11 +250,13 @@ impl Drafter for FeatureDraft {
     }
 
     fn bytes_per_page(&self) -> usize {
-        self.eagle.kv_layouts(self.kv_format).iter().map(kv::Layout::bytes_per_page).sum()
+        let layouts = self.modules.iter().flat_map(|eagle| eagle.kv_layouts(self.kv_format));
+        layouts.map(|layout| layout.bytes_per_page()).sum()
     }
 
     fn attach(&mut self, cache: &mut KvCache) {
-        self.attached = Some(self.eagle.kv_layouts(self.kv_format).map(|layout| cache.attach(layout)));
+        let layouts = self.modules.iter().map(|eagle| eagle.kv_layouts(self.kv_format));
+        self.attached = layouts.map(|layouts| layouts.map(|layout| cache.attach(layout))).collect();
     }
 
     fn slots_ahead(&self) -> usize {
@@ -250,11 +264,20 @@ impl Drafter for FeatureDraft {
     }
 
     fn computed(&mut self, computed: &mut Computed<'_>) -> Result<(), DraftError> {
-        let Some(attached) = &self.attached else { return Ok(()) };
-        let taps = gathered(computed, &self.taps);
-        let kv = computed.cache.attached_two(attached);
-        let read = self.eagle.read(&mut self.workspace, computed.pool, kv, computed.batch, &taps);
-        read.map_err(|error| DraftError { drafter: self.name(), message: error.to_string() })
+        let Computed { pool, batch, .. } = *computed;
+        let drafter = self.name;
+        let mut states = gathered(computed, &self.taps);
+        let mut given;
+        for (at, (eagle, attached)) in self.modules.iter().zip(&self.attached).enumerate() {
+            let kv = computed.cache.attached_two(attached);
+            let read = eagle.read(&mut self.workspace, pool, kv, batch, &states);
+            read.map_err(|error| DraftError { drafter, message: error.to_string() })?;
+            if at + 1 < self.modules.len() {
+                given = eagle.features(&self.workspace, pool);
+                states = vec![&given];
+            }
+        }
+        Ok(())
     }
 
     fn propose(
@@ -264,7 +287,8 @@ impl Drafter for FeatureDraft {
     ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
         let mut answers = vec![Err(Silence::NoMatch); asks.len()];
         let (mut chains, mut trees) = (Vec::new(), Vec::new());
-        let ways = round.ways(asks.len()).min(self.tree.top_k);
+        // Modules that take turns make chains.
+        let ways = if self.modules.len() == 1 { round.ways(asks.len()).min(self.tree.top_k) } else { 1 };
         for (index, ask) in asks.iter().enumerate() {
             if ways > 1 && !ask.choose.draws() && self.silence(ask, self.tree.slots()).is_none() {
                 trees.push((index, ask));

@@ -13,6 +13,8 @@ use serde_json::Value;
 use spec::SequentialTemperature;
 
 use super::LearnedError;
+use super::hydra::HydraFormat;
+use super::medusa::MedusaFormat;
 
 pub(super) use block::{BlockFormat, DominoShape, Follows, Markov, MarkovKind, SelectorShape};
 
@@ -22,14 +24,7 @@ pub(super) enum Format {
     Block(BlockFormat),
     Feature(FeatureFormat),
     Medusa(MedusaFormat),
-}
-
-/// Medusa's heads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MedusaFormat {
-    pub(super) heads: usize,
-    /// Residual blocks of a head.
-    pub(super) blocks: usize,
+    Hydra(HydraFormat),
 }
 
 /// How a feature-level drafter drafts: one token after the other (EAGLE-3).
@@ -55,9 +50,14 @@ pub(super) enum FeatureKind {
     Third {
         normed_residual: bool,
     },
-    /// A module for multi-token prediction, with its number among the layers of its checkpoint.
-    Module {
-        layer: usize,
+    /// So many modules for multi-token prediction, with the number of the first among the layers of its checkpoint.
+    Modules {
+        first: usize,
+        modules: usize,
+    },
+    /// The same as Qwen3-Next has them.
+    Next {
+        modules: usize,
     },
 }
 
@@ -65,7 +65,7 @@ pub(super) enum FeatureKind {
 const STEPS: usize = 5;
 
 /// One `config.json`, and the object in it that a family nests its fields in.
-struct Fields {
+pub(super) struct Fields {
     file: String,
     root: Value,
     nested: &'static str,
@@ -77,12 +77,12 @@ impl Format {
         match self {
             Format::Block(format) => format.part,
             Format::Feature(format) => format.part,
-            Format::Medusa(_) => None,
+            Format::Medusa(_) | Format::Hydra(_) => None,
         }
     }
 
     /// What the names of its tensors begin with.
-    pub(super) fn tensors(&self) -> &'static [&'static str] {
+    fn tensors(&self) -> &'static [&'static str] {
         match self {
             Format::Block(_) => &[
                 "embed_tokens.weight",
@@ -99,14 +99,25 @@ impl Format {
                 "d2t",
                 "t2d",
             ],
-            Format::Feature(FeatureFormat { kind: FeatureKind::Module { .. }, .. }) => {
+            Format::Feature(FeatureFormat { kind: FeatureKind::Next { .. }, .. }) => {
+                &["mtp.", "model.", "lm_head.weight"]
+            }
+            Format::Feature(FeatureFormat { kind: FeatureKind::Modules { .. }, .. }) => {
                 &["model.", "lm_head.weight", "embed_tokens.weight"]
             }
             Format::Feature(_) => {
                 &["embed_tokens.weight", "lm_head.weight", "fc.", "norm.weight", "layers.0.", "midlayer.", "d2t", "t2d"]
             }
             Format::Medusa(_) => &["medusa_head.", "blocks.", "lm_heads."],
+            Format::Hydra(format) => format.tensors(),
         }
+    }
+
+    /// Whether such a drafter has a tensor of this name.
+    pub(super) fn knows(&self, tensor: &str) -> bool {
+        // Medusa's own files call the heads by their numbers alone.
+        let is_numbered = matches!(self, Format::Medusa(_)) && tensor.starts_with(|first: char| first.is_ascii_digit());
+        is_numbered || self.tensors().iter().any(|known| tensor.starts_with(known))
     }
 
     /// What the `config.json` of a directory says; `None`: it is no learned drafter's.
@@ -157,27 +168,33 @@ impl Fields {
                 self.feature(FeatureKind::Third { normed_residual }).map(Format::Feature).map(Some)
             }
             _ if self.find("speculators_model_type").is_some() => self.speculators().map(Some),
+            _ if self.has_tensor("mtp.fc.weight") => {
+                let modules = self.modules(&["mtp_num_hidden_layers", "num_nextn_predict_layers"])?;
+                self.feature(FeatureKind::Next { modules }).map(Format::Feature).map(Some)
+            }
             _ if self.find("num_nextn_predict_layers").and_then(Value::as_u64).is_some_and(|modules| modules > 0) => {
-                let layer = self.number("num_hidden_layers")?;
-                self.feature(FeatureKind::Module { layer }).map(Format::Feature).map(Some)
+                let (first, modules) =
+                    (self.number("num_hidden_layers")?, self.modules(&["num_nextn_predict_layers"])?);
+                self.feature(FeatureKind::Modules { first, modules }).map(Format::Feature).map(Some)
             }
             // A model of one layer, but for its tensors.
             _ if self.find("num_hidden_layers").and_then(Value::as_u64) == Some(1) && self.has_tensor("fc.weight") => {
                 self.feature(FeatureKind::First).map(Format::Feature).map(Some)
             }
-            _ if self.find("medusa_num_heads").is_some() => self.medusa().map(Format::Medusa).map(Some),
+            _ if self.find("hydra_num_heads").is_some() => HydraFormat::read(self).map(Format::Hydra).map(Some),
+            _ if self.find("medusa_num_heads").is_some() => MedusaFormat::read(self).map(Format::Medusa).map(Some),
             _ => Ok(None),
         }
     }
 
-    fn medusa(&self) -> Result<MedusaFormat, LearnedError> {
-        let heads = self.number("medusa_num_heads")?;
-        let blocks = if self.find("medusa_num_layers").is_some() { self.number("medusa_num_layers")? } else { 1 };
-        if !(1..=16).contains(&heads) || blocks > 16 {
-            let problem = format!("is {heads}, with {blocks} blocks each: known are 1 to 16");
-            return Err(self.wrong("medusa_num_heads", problem));
+    /// Modules for multi-token prediction, as the first of these fields that is there says; 1 if none is.
+    fn modules(&self, fields: &[&'static str]) -> Result<usize, LearnedError> {
+        let Some(field) = fields.iter().find(|field| self.find(field).is_some()) else { return Ok(1) };
+        let modules = self.number(field)?;
+        if !(1..=16).contains(&modules) {
+            return Err(self.wrong(field, format!("is {modules}: known are 1 to 16 modules")));
         }
-        Ok(MedusaFormat { heads, blocks })
+        Ok(modules)
     }
 
     /// Whether the weights beside the config can be opened and have this tensor.
@@ -239,18 +256,18 @@ impl Fields {
     }
 
     /// At the top, or where its family nests it.
-    fn find(&self, field: &str) -> Option<&Value> {
+    pub(super) fn find(&self, field: &str) -> Option<&Value> {
         let nested = self.root.get(self.nested).and_then(|nested| nested.get(field));
         nested.or_else(|| self.root.get(field))
     }
 
-    fn number(&self, field: &'static str) -> Result<usize, LearnedError> {
+    pub(super) fn number(&self, field: &'static str) -> Result<usize, LearnedError> {
         let value = self.find(field).ok_or_else(|| self.wrong(field, "is missing".into()))?;
         let number = value.as_u64().filter(|&number| number <= u64::from(u32::MAX));
         number.map(|number| number as usize).ok_or_else(|| self.wrong(field, format!("is {value}, no number")))
     }
 
-    fn flag(&self, field: &'static str) -> Result<bool, LearnedError> {
+    pub(super) fn flag(&self, field: &'static str) -> Result<bool, LearnedError> {
         match self.find(field) {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
@@ -258,7 +275,7 @@ impl Fields {
         }
     }
 
-    fn wrong(&self, field: &'static str, problem: String) -> LearnedError {
+    pub(super) fn wrong(&self, field: &'static str, problem: String) -> LearnedError {
         LearnedError::Field { file: self.file.clone(), field, problem }
     }
 }

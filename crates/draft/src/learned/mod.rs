@@ -12,8 +12,12 @@ mod format;
 mod grove;
 mod growth;
 mod heads;
+mod hydra;
+mod inspect;
 mod medusa;
+mod residual;
 mod selector;
+mod states;
 #[cfg(test)]
 mod tests;
 
@@ -29,7 +33,10 @@ use model::{LoadError, LoadOptions, Model, Tap};
 use block::BlockDraft;
 use feature::FeatureDraft;
 use format::Format;
+use hydra::HydraDraft;
 use medusa::MedusaDraft;
+
+pub use inspect::is_untrained;
 
 use crate::{Computed, Drafter, Words};
 
@@ -60,6 +67,16 @@ pub enum LearnedError {
         /// The directory.
         dir: String,
         /// The tensor.
+        tensor: String,
+    },
+    /// It has a layer of a kind that nobody here computes.
+    #[error("{dir}: its layer has {what} ({tensor}), which drafters cannot have here yet")]
+    Unsupported {
+        /// The directory.
+        dir: String,
+        /// What the layer has.
+        what: &'static str,
+        /// A tensor that shows it.
         tensor: String,
     },
     /// Its weights are not those of such a drafter.
@@ -119,10 +136,11 @@ pub fn load(
         return Err(LearnedError::Field { file, field, problem: "names no learned drafter".into() });
     };
     let weights = Weights::open_dir(dir)?;
-    let unknown = |name: &&str| !format.tensors().iter().any(|known| name.starts_with(known));
+    let unknown = |name: &&str| !format.knows(name);
     if let Some(tensor) = weights.names().into_iter().filter(unknown).min() {
         return Err(LearnedError::Unknown { dir: dir.display().to_string(), tensor: tensor.to_owned() });
     }
+    format.check_layers(dir, &weights)?;
     let config = || match format.part() {
         Some(part) => Config::from_part(dir, part),
         None => Config::from_dir(dir),
@@ -141,6 +159,7 @@ pub fn load(
         }
         Format::Feature(format) => Box::new(FeatureDraft::load(&weights, config?, format, target, pool, options)?),
         Format::Medusa(format) => Box::new(MedusaDraft::load(&weights, format, target, pool, options)?),
+        Format::Hydra(format) => Box::new(HydraDraft::load(&weights, format, target, pool, options)?),
     })
 }
 

@@ -9,11 +9,7 @@ use serde::Deserialize;
 use super::hub_fetch::Fetch;
 use super::id::is_gguf;
 use super::{Kind, Progress, Settings, SourceError};
-
-/// The weights of a small model.
-pub(super) const SINGLE: &str = "model.safetensors";
-/// The list of files that hold the weights of a large one.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+use crate::weights::{FILES, Origin, WeightFile};
 
 /// A repository on the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,22 +83,35 @@ pub(super) fn word(text: &str) -> bool {
 
 /// The model, if all of it is in the cache.
 pub(super) fn find(settings: &Settings, repo: &HubRepo) -> Option<Kind> {
+    find_with(settings, repo, &["config.json", "tokenizer.json"])
+}
+
+/// The model, if its weights and the files `beside` them are in the cache.
+fn find_with(settings: &Settings, repo: &HubRepo, beside: &[&str]) -> Option<Kind> {
     let dir = repo.snapshot(settings)?;
-    if repo.file.is_none() && complete(&dir) {
+    let names = gguf_names(&dir);
+    if repo.file.is_none() && complete(&dir, beside, !names.is_empty()) {
         return Some(Kind::Directory(dir));
     }
-    let names = gguf_names(&dir);
     // With several in the cache and none named, the hub must say whether there is one that is meant.
     choose(&names, repo.file.as_deref()).ok().map(|name| Kind::Gguf(dir.join(name)))
 }
 
-/// Whether a snapshot has everything that a forward and a prompt need.
-fn complete(dir: &Path) -> bool {
+/// Of the files that a repository `has`, the one that says where its weights are. Safetensors are preferred to `gguf` files,
+/// and those to what PyTorch wrote.
+pub(super) fn weight_file(gguf: bool, has: impl Fn(&str) -> bool) -> Option<WeightFile> {
+    FILES.into_iter().find(|file| has(file.name)).filter(|file| file.origin == Origin::Safetensors || !gguf)
+}
+
+/// Whether a snapshot has the files `beside` its weights, and all of those.
+fn complete(dir: &Path, beside: &[&str], gguf: bool) -> bool {
     let has = |name: &str| dir.join(name).is_file();
-    if !has("config.json") || !has("tokenizer.json") {
+    if !beside.iter().all(|name| has(name)) {
         return false;
     }
-    has(SINGLE) || has(INDEX) && index_files(&dir.join(INDEX)).is_some_and(|files| files.iter().all(|f| has(f)))
+    weight_file(gguf, has).is_some_and(|file| {
+        !file.is_index || index_files(&dir.join(file.name)).is_some_and(|files| files.iter().all(|f| has(f)))
+    })
 }
 
 /// The files that an index of shards names, if all names are plain.
@@ -136,7 +145,7 @@ pub(super) fn choose<'a>(names: &'a [String], wanted: Option<&str>) -> Result<&'
         }
         ([name], _) => Ok(name),
         ([], Some(wanted)) => Err(format!("no GGUF file is called like {wanted}; there are {}", list(names))),
-        ([], None) => Err("there are neither safetensors nor GGUF files".into()),
+        ([], None) => Err("there are neither safetensors, GGUF files nor weights of PyTorch".into()),
         (several, _) => {
             let several: Vec<String> = several.iter().map(|s| s.to_string()).collect();
             Err(format!("there are several GGUF files, write REPOSITORY:FILE to choose one of {}", list(&several)))
@@ -153,7 +162,13 @@ pub(super) fn locate(settings: &Settings, repo: &HubRepo, progress: &dyn Progres
     if let Some(kind) = find(settings, repo) {
         return Ok(kind);
     }
+    // A drafter has the tokenizer of its target. Whether this is one, and not a model of which another program has fetched a
+    // part, only the hub could say: out of its reach, what is there has to do.
+    let part = || find_with(settings, repo, &["config.json"]);
     if settings.offline {
+        if let Some(kind) = part() {
+            return Ok(kind);
+        }
         let problem = "it is not in the cache, and HF_HUB_OFFLINE forbids to ask".into();
         return Err(SourceError::Unreachable { hub: settings.hub(), repo: repo.to_string(), problem });
     }
@@ -162,5 +177,9 @@ pub(super) fn locate(settings: &Settings, repo: &HubRepo, progress: &dyn Progres
     if let Some(kind) = find(settings, repo) {
         return Ok(kind);
     }
-    Fetch::new(settings, repo, progress).and_then(|fetch| fetch.all())
+    match Fetch::new(settings, repo, progress) {
+        Ok(fetch) => fetch.all(),
+        Err(error @ SourceError::Unreachable { .. }) => part().ok_or(error),
+        Err(error) => Err(error),
+    }
 }

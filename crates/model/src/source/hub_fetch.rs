@@ -7,10 +7,11 @@ use hf_hub::Cache;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiRepo};
 use serde::Deserialize;
 
-use super::hub::{HubRepo, INDEX, SINGLE, choose, index_files, word};
+use super::hub::{HubRepo, choose, index_files, weight_file, word};
 use super::hub_client::{self, Trouble};
 use super::id::is_gguf;
 use super::{Kind, Progress, Settings, SourceError};
+use crate::weights::WeightFile;
 
 /// Files beside the weights; of these a repository has what it has.
 const BESIDE: [&str; 7] = [
@@ -92,11 +93,12 @@ impl<'a> Fetch<'a> {
     /// When the repository has no model, or a file cannot be fetched.
     pub(super) fn all(&self) -> Result<Kind, SourceError> {
         let has = |name: &str| self.sibling(name).is_some();
-        let kind = if self.repo.file.is_none() && has("config.json") && (has(SINGLE) || has(INDEX)) {
-            Kind::Directory(self.directory()?)
+        let names = self.listing.siblings.iter().map(|s| s.rfilename.clone());
+        let names: Vec<String> = names.filter(|n| is_gguf(Path::new(n)) && word(n)).collect();
+        let is_directory = self.repo.file.is_none() && has("config.json");
+        let kind = if let (true, Some(weights)) = (is_directory, weight_file(!names.is_empty(), has)) {
+            Kind::Directory(self.directory(weights)?)
         } else {
-            let names = self.listing.siblings.iter().map(|s| s.rfilename.clone());
-            let names: Vec<String> = names.filter(|n| is_gguf(Path::new(n)) && word(n)).collect();
             let name = choose(&names, self.repo.file.as_deref()).map_err(|problem| self.refuse(problem))?;
             Kind::Gguf(self.file(name)?)
         };
@@ -109,15 +111,13 @@ impl<'a> Fetch<'a> {
     }
 
     /// Fetches config, tokenizer and weights; gives the snapshot's directory.
-    fn directory(&self) -> Result<PathBuf, SourceError> {
+    fn directory(&self, weights: WeightFile) -> Result<PathBuf, SourceError> {
         for name in BESIDE.iter().filter(|name| self.sibling(name).is_some()) {
             self.file(name)?;
         }
-        if self.sibling(SINGLE).is_some() {
-            self.file(SINGLE)?;
-        } else {
-            let index = self.file(INDEX)?;
-            let files = index_files(&index).ok_or_else(|| self.refuse(format!("{INDEX} makes no sense")))?;
+        let file = self.file(weights.name)?;
+        if weights.is_index {
+            let files = index_files(&file).ok_or_else(|| self.refuse(format!("{} makes no sense", weights.name)))?;
             for name in &files {
                 self.file(name)?;
             }

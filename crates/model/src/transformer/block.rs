@@ -97,7 +97,7 @@ impl Backbone {
 
     /// The target's embedding of a token, `[hidden]`, as it goes into the layers but for its scale.
     pub fn embedding(&self, token: u32, out: &mut [f32]) {
-        self.model.embedding.row(token as usize, out);
+        self.model.embed(token, out);
     }
 
     /// Its shape.
@@ -177,7 +177,7 @@ impl Backbone {
         model.check(&kv, taps)?;
         workspace.plan.make(blocks, model.config.vocab, model.config.context)?;
         workspace.size(model, taps.len());
-        model.embed(workspace, pool);
+        model.embed_rows(workspace, pool);
         if self.embedding_scale != 1.0 {
             workspace.hidden.iter_mut().for_each(|value| *value *= self.embedding_scale);
         }

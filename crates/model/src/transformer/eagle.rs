@@ -5,19 +5,19 @@
 //! A row is a pair: the token of its own position, and the feature of the position before. So the keys and values at a
 //! position depend on the text up to there and no further, like the target's own, and lie in the same slot of layers
 //! [attached](kv::KvCache::attach) to its pages. The first position has no pair, and nobody sees its slot. Rotation counts
-//! pairs: the row at position p is at angle p − 1. Which tokens are drafted may not enter.
+//! pairs: the row at position p is at angle p − 1. Where several modules follow each other, each takes for the feature of a
+//! position what the one before it gave there, so that each has its first pair a position later. Which tokens are drafted
+//! may not enter.
 
-use std::sync::Arc;
+mod load;
 
-use kernels::{KvFormat, KvSlot, Matrix, Pool, Product, Strided, multiply, rms_norm, rms_norm_in_place};
+use kernels::{KvFormat, KvSlot, Pool, Product, Strided, multiply, rms_norm, rms_norm_in_place};
 use kv::{Layers, Layout};
 
 use super::{Model, Output, Workspace};
-use crate::architecture::Layer;
-use crate::batch::{ForwardError, Plan, Segment};
-use crate::config::{Architecture, Config};
-use crate::load::{Linear, LoadError, LoadOptions, Loader};
-use crate::weights::Weights;
+use crate::batch::{ForwardError, Later, Plan, Segment, Tap};
+use crate::config::Config;
+use crate::load::Linear;
 
 /// How such a draft puts a token and a feature together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,12 @@ pub enum EagleKind {
         /// Its number.
         layer: usize,
     },
+    /// A module as Qwen3-Next has it: weights of norms are stored less 1, all modules share what is not their layer, and the
+    /// feature of the next one is normed.
+    Next {
+        /// Its number among the modules.
+        layer: usize,
+    },
 }
 
 /// What a checkpoint of such a draft has.
@@ -47,6 +53,8 @@ pub struct EagleShape {
     pub kind: EagleKind,
     /// Tokens that its own head knows; `None`: it has the target's head.
     pub head: Option<usize>,
+    /// Modules that come before it.
+    pub depth: usize,
 }
 
 /// A token's embedding and a feature put together.
@@ -71,60 +79,13 @@ pub struct Eagle {
     fuse: Option<Linear>,
     /// Width of a hidden state of the target.
     tapped: usize,
+    /// Modules that come before it: so many positions beside the first have no pair.
+    depth: usize,
+    /// The feature of the next row is what the head takes, and not what comes out of the layer.
+    normed_feature: bool,
 }
 
 impl Eagle {
-    /// Loads the layer of a draft for `target`.
-    ///
-    /// # Errors
-    /// When a tensor is missing, has the wrong shape or a format that cannot be used.
-    pub fn load(
-        weights: &Weights,
-        config: Config,
-        shape: EagleShape,
-        target: &Model,
-        pool: &Pool,
-        options: LoadOptions,
-    ) -> Result<Eagle, LoadError> {
-        let loader = Loader::new(weights, pool, options, "");
-        let (hidden, tapped) = (config.hidden, target.config.hidden);
-        let names = Names::of(shape.kind, weights);
-        let at = |part: &str| format!("{}{part}", names.layer);
-        let both = |name: &str| loader.linear(name, [hidden, 2 * hidden], weights.has(&format!("{name}.bias")));
-        let (joint, fuse) = match shape.kind {
-            EagleKind::First => {
-                let fuse = both("fc")?;
-                (Joint::Fused { fuse, norms: None, first_embedding_is_zero: false }, None)
-            }
-            EagleKind::Third { taps, normed_residual } => {
-                let feature_norm = loader.vector(&at("hidden_norm.weight"), hidden)?;
-                let fuse = loader.linear("fc", [hidden, taps * tapped], weights.has("fc.bias"))?;
-                (Joint::Wide { feature_norm, normed_residual }, Some(fuse))
-            }
-            EagleKind::Module { .. } => {
-                let norms =
-                    Some([loader.vector(&at("enorm.weight"), hidden)?, loader.vector(&at("hnorm.weight"), hidden)?]);
-                (Joint::Fused { fuse: both(&at("eh_proj"))?, norms, first_embedding_is_zero: true }, None)
-            }
-        };
-        let head = match shape.head {
-            Some(known) => Some(Arc::new(loader.matrix(&names.head, [known, hidden])?)),
-            None => target.head.clone(),
-        };
-        let inputs = if matches!(joint, Joint::Wide { .. }) { 2 * hidden } else { hidden };
-        let normed = shape.kind != EagleKind::First;
-        let model = Model {
-            layers: vec![Arc::new(pair_layer(&loader, &config, &names.layer, inputs, normed)?)],
-            norm: names.norm.map(|norm| loader.vector(&norm, hidden)).transpose()?,
-            embedding: embedding(&loader, &config, target)?,
-            head,
-            isa: options.isa,
-            rope: Model::rope(&config),
-            config: Config { layers: 1, ..config },
-        };
-        Ok(Eagle { model, joint, fuse, tapped })
-    }
-
     /// Its shape.
     pub fn config(&self) -> &Config {
         &self.model.config
@@ -142,7 +103,8 @@ impl Eagle {
     }
 
     /// Fuses the hidden states of a `batch` that the target has computed, keeps the features, and writes the keys and
-    /// values of all pairs: `taps`, `[rows, hidden of the target]` each.
+    /// values of all pairs: `taps`, `[rows, hidden of the target]` each. Where modules come before it, the only tap is what
+    /// they gave ([`Eagle::features`]) for the same batch.
     ///
     /// # Errors
     /// [`ForwardError`] when the layers are not the draft's, or the batch cannot be.
@@ -155,7 +117,9 @@ impl Eagle {
         taps: &[&[f32]],
     ) -> Result<(), ForwardError> {
         self.model.check(&own, &[])?;
-        workspace.plan.make(batch, usize::MAX, usize::MAX)?;
+        // The first position of a text has no pair, and with each module before this one, one more.
+        let (first, later) = (self.depth + 1, Later::new(batch, self.depth + 1));
+        workspace.plan.make(&later.from(self.depth), usize::MAX, usize::MAX)?;
         let plan = std::mem::take(&mut workspace.plan);
         self.fuse(workspace, pool, plan.tokens.len(), taps);
         let width = self.model.config.hidden;
@@ -165,8 +129,7 @@ impl Eagle {
             features.layers[0].append(pool, self.model.isa, &plan.slots, part(0), part(half));
         }
         workspace.plan = plan;
-        // The first position of a text has no pair.
-        let pairs: Vec<Segment<'_>> = batch.iter().map(Segment::without_first_position).collect();
+        let pairs = later.from(first);
         workspace.plan.make(&pairs, usize::MAX, usize::MAX)?;
         let before: Vec<Option<KvSlot>> = workspace.plan.before.clone();
         let mut known = vec![0.0; before.len() * width];
@@ -178,6 +141,17 @@ impl Eagle {
         }
         self.pairs(workspace, pool, &mut own, &pairs, &known);
         Ok(())
+    }
+
+    /// What stands for the features of the rows that were run last, for the module that comes after it: `[rows, hidden]`.
+    pub fn features(&self, workspace: &Workspace, pool: &Pool) -> Vec<f32> {
+        let mut features = workspace.hidden.clone();
+        let Model { isa, norm, config, .. } = &self.model;
+        if let (true, Some(norm)) = (self.normed_feature && !features.is_empty(), norm) {
+            let rows = features.len() / config.hidden;
+            pool.for_each_row(&mut features, rows, |_, row| rms_norm_in_place(*isa, row, norm, config.norm_eps));
+        }
+        features
     }
 
     /// The feature that is kept of the position in a slot, `[hidden]`.
@@ -207,7 +181,7 @@ impl Eagle {
         workspace.logits.resize(plan.logit_rows.len() * self.known(), 0.0);
         workspace.taps.resize_with(1, Vec::new);
         workspace.taps[0].clone_from(&workspace.hidden);
-        self.model.finish(workspace, pool, &plan, &[]);
+        self.model.finish(workspace, pool, &plan, if self.normed_feature { &[Tap::Final] } else { &[] });
         workspace.plan = plan;
         Ok(Output { logits: &workspace.logits, taps: &workspace.taps[..1] })
     }
@@ -238,7 +212,7 @@ impl Eagle {
         batch: &[Segment<'_>],
         features: &[f32],
     ) {
-        let Eagle { model, joint, .. } = self;
+        let Eagle { model, joint, depth, .. } = self;
         let layer = &model.layers[0];
         workspace.size(model, 0);
         let plan: Plan = std::mem::take(&mut workspace.plan);
@@ -253,7 +227,7 @@ impl Eagle {
             model.norm(x, pool, hidden, rows, &layer.input_norm, &[&layer.q, &layer.k, &layer.v]);
         }
         let sees = plan.attention_rows(batch);
-        model.attend(workspace, pool, &mut own.layers[0], &plan.slots, &sees, layer, 1);
+        model.attend(workspace, pool, &mut own.layers[0], &plan.slots, &sees, layer, depth + 1);
         model.feed_forward(workspace, pool, rows, layer);
         workspace.plan = plan;
     }
@@ -307,69 +281,4 @@ impl Eagle {
         }
         up.resize(inner, 0.0);
     }
-}
-
-/// What a checkpoint calls the tensors of a draft.
-struct Names {
-    /// Before those of the layer.
-    layer: String,
-    norm: Option<String>,
-    head: String,
-}
-
-impl Names {
-    fn of(kind: EagleKind, weights: &Weights) -> Names {
-        let (norm, head) = (Some("norm.weight".to_owned()), "lm_head.weight".to_owned());
-        match kind {
-            EagleKind::First => Names { layer: "layers.0.".into(), norm: None, head },
-            EagleKind::Third { .. } if weights.has("midlayer.self_attn.q_proj.weight") => {
-                Names { layer: "midlayer.".into(), norm, head }
-            }
-            EagleKind::Third { .. } => Names { layer: "layers.0.".into(), norm, head },
-            EagleKind::Module { layer } => {
-                let layer = format!("model.layers.{layer}.");
-                let (norm, head) =
-                    (format!("{layer}shared_head.norm.weight"), format!("{layer}shared_head.head.weight"));
-                Names { layer, norm: Some(norm), head }
-            }
-        }
-    }
-}
-
-/// The layer's tensors. Its projections take `inputs`, `normed` unless it has no norm before them.
-fn pair_layer(
-    loader: &Loader<'_>,
-    config: &Config,
-    name: &str,
-    inputs: usize,
-    normed: bool,
-) -> Result<Layer, LoadError> {
-    let Config { hidden, intermediate, head_dim, .. } = *config;
-    let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let at = |part: &str| format!("{name}{part}");
-    let norm = |part: &str| loader.vector(&at(&format!("self_attn.{part}_norm.weight")), head_dim);
-    Ok(Layer {
-        input_norm: if normed { loader.vector(&at("input_layernorm.weight"), hidden)? } else { Vec::new() },
-        q: loader.linear(&at("self_attn.q_proj"), [q_width, inputs], config.qkv_bias)?,
-        k: loader.linear(&at("self_attn.k_proj"), [kv_width, inputs], config.qkv_bias)?,
-        v: loader.linear(&at("self_attn.v_proj"), [kv_width, inputs], config.qkv_bias)?,
-        qk_norm: match config.architecture {
-            Architecture::Qwen3 => Some([norm("q")?, norm("k")?]),
-            _ => None,
-        },
-        o: loader.linear(&at("self_attn.o_proj"), [hidden, q_width], config.output_bias)?,
-        post_norm: loader.vector(&at("post_attention_layernorm.weight"), hidden)?,
-        gate: loader.linear(&at("mlp.gate_proj"), [intermediate, hidden], config.mlp_bias)?,
-        up: loader.linear(&at("mlp.up_proj"), [intermediate, hidden], config.mlp_bias)?,
-        down: loader.linear(&at("mlp.down_proj"), [hidden, intermediate], config.mlp_bias)?,
-        window: None,
-    })
-}
-
-/// Its own, or else the target's.
-fn embedding(loader: &Loader<'_>, config: &Config, target: &Model) -> Result<Arc<Matrix>, LoadError> {
-    if loader.weights.has("embed_tokens.weight") {
-        return Ok(Arc::new(loader.matrix("embed_tokens.weight", [config.vocab, config.hidden])?));
-    }
-    Ok(Arc::clone(&target.embedding))
 }

@@ -6,15 +6,19 @@
 
 mod names;
 mod safetensors;
+mod shards;
+mod torch;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use kernels::Format;
 
-use self::safetensors::Shards;
+use self::shards::Shards;
 use crate::gguf::{Gguf, GgufError};
 use crate::mmap::Mapped;
+
+pub(crate) use self::shards::{FILES, WeightFile};
 
 /// What is wrong with a model's weights, and where.
 #[derive(Debug, thiserror::Error)]
@@ -28,14 +32,14 @@ pub enum WeightsError {
         source: std::io::Error,
     },
     /// A directory has no weights in a format that can be read.
-    #[error("{dir}: there is neither model.safetensors nor model.safetensors.index.json; {hint}")]
+    #[error(
+        "{dir}: there is neither model.safetensors nor pytorch_model.bin, nor an index of several; download the model again, or name a .gguf file"
+    )]
     NoWeights {
         /// The directory.
         dir: String,
-        /// What to do.
-        hint: &'static str,
     },
-    /// A safetensors file or its index is broken.
+    /// A file of weights or its index is broken.
     #[error("{file}: {problem}")]
     Broken {
         /// The file.
@@ -87,6 +91,8 @@ pub enum Origin {
     Gguf,
     /// Safetensors files in a directory.
     Safetensors,
+    /// Files of PyTorch in a directory.
+    Torch,
 }
 
 /// One model's tensors.
@@ -98,7 +104,7 @@ pub struct Weights {
 #[derive(Debug)]
 enum Store {
     Gguf(Box<Gguf>),
-    Safetensors(Shards),
+    Shards(Shards),
 }
 
 /// A tensor, as it lies in the file.
@@ -139,19 +145,25 @@ impl Weights {
         Weights { store: Store::Gguf(Box::new(gguf)) }
     }
 
-    /// Maps `model.safetensors` of a directory, or the files that `model.safetensors.index.json` lists.
+    /// Maps `model.safetensors` of a directory, or the files that `model.safetensors.index.json` lists; where there is
+    /// neither, `pytorch_model.bin`, the files that its index lists, or the heads of Medusa or Hydra.
     ///
     /// # Errors
     /// When there are none, or one of them cannot be read or is broken.
     pub fn open_dir(dir: &Path) -> Result<Weights, WeightsError> {
-        Ok(Weights { store: Store::Safetensors(Shards::open(dir)?) })
+        Ok(Weights { store: Store::Shards(Shards::open(dir)?) })
+    }
+
+    /// Whether a directory has weights that [`Weights::open_dir`] would open.
+    pub fn are_in(dir: &Path) -> bool {
+        shards::find(dir).is_some()
     }
 
     /// The GGUF file, where the weights are from one: it holds config and tokenizer as well.
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.store {
             Store::Gguf(gguf) => Some(gguf),
-            Store::Safetensors(_) => None,
+            Store::Shards(_) => None,
         }
     }
 
@@ -159,7 +171,7 @@ impl Weights {
     pub fn origin(&self) -> Origin {
         match self.store {
             Store::Gguf(_) => Origin::Gguf,
-            Store::Safetensors(_) => Origin::Safetensors,
+            Store::Shards(ref shards) => shards.origin,
         }
     }
 
@@ -167,7 +179,7 @@ impl Weights {
     pub fn bytes_on_disk(&self) -> u64 {
         match &self.store {
             Store::Gguf(gguf) => gguf.map().len() as u64,
-            Store::Safetensors(shards) => shards.bytes(),
+            Store::Shards(shards) => shards.bytes(),
         }
     }
 
@@ -175,8 +187,13 @@ impl Weights {
     pub fn names(&self) -> Vec<&str> {
         match &self.store {
             Store::Gguf(gguf) => gguf.tensors().iter().map(|info| &*info.name).collect(),
-            Store::Safetensors(shards) => shards.names().collect(),
+            Store::Shards(shards) => shards.names().collect(),
         }
+    }
+
+    /// The shape of the tensor with this Hugging Face name, slowest dimension first; `None`: there is none.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.find(name).map(|found| found.shape)
     }
 
     /// Whether there is a tensor with this Hugging Face name.
@@ -200,7 +217,7 @@ impl Weights {
                 Ok(Tensor { format, shape: shape.to_vec(), data: found.data, file: found.file, name: found.name })
             }
             Err(other) => {
-                let supported = "supported in safetensors are F32, F16 and BF16";
+                let supported = "supported are F32, F16 and BF16";
                 Err(WeightsError::Format { file, tensor: found.name.into(), found: other, supported })
             }
         }
@@ -250,14 +267,14 @@ impl Weights {
                     offset: info.offset,
                 })
             }
-            Store::Safetensors(shards) => shards.find(name),
+            Store::Shards(shards) => shards.find(name),
         }
     }
 
     fn missing(&self, name: &str) -> WeightsError {
         let (file, tensor) = match &self.store {
             Store::Gguf(gguf) => (gguf.path(), names::gguf(name).unwrap_or_else(|| name.into())),
-            Store::Safetensors(shards) => (shards.source(), name.into()),
+            Store::Shards(shards) => (shards.source(), name.into()),
         };
         WeightsError::Missing { file: file.display().to_string(), tensor }
     }

@@ -1,7 +1,12 @@
 //! Learned drafters against what their reference implementations answered, round by round.
 
+mod arithmetic;
 mod files;
+mod hydra;
+mod modules;
 mod newer;
+mod plain;
+mod torch;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -306,16 +311,16 @@ fn a_feature_layer_is_that_of_the_reference() {
             visibility: Visibility::Causal,
             logits: Logits::All,
         };
-        let attached = drafter.attached.unwrap();
+        let attached = drafter.attached[0];
         let kv = cache.attached_two(&attached);
-        drafter.eagle.read(&mut workspace, &pool, kv, &[segment(&tokens)], &taps).unwrap();
+        drafter.modules[0].read(&mut workspace, &pool, kv, &[segment(&tokens)], &taps).unwrap();
         let mut known = vec![0.0; (tokens.len() - 1) * 64];
         for (at, row) in known.chunks_exact_mut(64).enumerate() {
-            drafter.eagle.feature(&cache.attached(&attached[1]), sequence.slot(at), row);
+            drafter.modules[0].feature(&cache.attached(&attached[1]), sequence.slot(at), row);
         }
         let pairs = Segment { start: 1, ..segment(&tokens[1..]) };
         let own = cache.attached(&attached[0]);
-        let output = drafter.eagle.forward(&mut workspace, &pool, own, &[pairs], &known).unwrap();
+        let output = drafter.modules[0].forward(&mut workspace, &pool, own, &[pairs], &known).unwrap();
         assert_close(&output.taps[0], &expected(name, hidden), &format!("{name}: hidden states"));
         assert_close(output.logits, &expected(name, logits), &format!("{name}: logits"));
     }
@@ -352,8 +357,8 @@ fn trees_of_features_are_those_of_the_reference() {
         let (states, rows) = (apart(&features), &tokens[known..anchor]);
         let (visibility, logits) = (Visibility::Causal, Logits::None);
         let segment = Segment { sequence: &sequence, start: known, tokens: rows, visibility, logits };
-        let kv = cache.attached_two(&drafter.attached.unwrap());
-        drafter.eagle.read(&mut workspace, &pool, kv, &[segment], &states.each_ref().map(Vec::as_slice)).unwrap();
+        let kv = cache.attached_two(&drafter.attached[0]);
+        drafter.modules[0].read(&mut workspace, &pool, kv, &[segment], &states.each_ref().map(Vec::as_slice)).unwrap();
         let ask = Ask {
             key: KEY,
             tokens: &tokens,
@@ -435,7 +440,7 @@ fn what_is_kept_after_rounds_is_what_reading_the_text_keeps() {
     fresh.begin(&mut reader);
     // The first position has no pair.
     for (part, from) in [(0, 1), (1, 0)] {
-        let kept = rounds.kept(&drafter.attached.unwrap()[part], from);
-        assert!(kept == fresh.kept(&reader.attached.unwrap()[part], from), "part {part}");
+        let kept = rounds.kept(&drafter.attached[0][part], from);
+        assert!(kept == fresh.kept(&reader.attached[0][part], from), "part {part}");
     }
 }
