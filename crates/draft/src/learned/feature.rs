@@ -68,6 +68,14 @@ impl FeatureDraft {
             let (draft, target) = (config.vocab, ours.vocab);
             return Err(LearnedError::OtherTarget { what: "the vocabulary", draft, target });
         }
+        // What is the target's, feature, embedding or head, is of the target's width.
+        let own = |name| weights.has(name);
+        let is_apart =
+            matches!(format.kind, FeatureKind::Third { .. }) && own("embed_tokens.weight") && own("lm_head.weight");
+        if config.hidden != ours.hidden && !is_apart {
+            let (draft, target) = (config.hidden, ours.hidden);
+            return Err(LearnedError::OtherTarget { what: "the hidden size", draft, target });
+        }
         let taps = match format.kind {
             FeatureKind::Third { .. } if format.taps.is_empty() => usual_taps(ours.layers),
             FeatureKind::Third { .. } => format.taps,

@@ -1,7 +1,7 @@
 //! What must hold of Hydra's heads, whatever their weights.
 
 use super::arithmetic::{hydra, hydra_logits};
-use super::plain::{Known, argmax};
+use super::plain::{Known, Numbers, argmax};
 use super::*;
 
 #[test]
@@ -36,6 +36,13 @@ fn candidates_depend_on_their_path_alone() {
     }
 }
 
+/// The likeliest path of what a drafter proposes, with confidences.
+fn first_path(dir: &Path) -> Vec<(u32, f64)> {
+    let (mut rounds, mut drafter) = Rounds::with(dir, 0);
+    let (tokens, confidences) = likeliest_path(&rounds.propose_for(drafter.as_mut(), (3, &Greedy), 0.0).unwrap());
+    tokens.into_iter().zip(confidences).collect()
+}
+
 #[test]
 fn heads_that_look_at_no_word_are_medusas() {
     let (mut draft, config) = hydra(false, 7);
@@ -62,16 +69,41 @@ fn heads_that_look_at_no_word_are_medusas() {
     let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
     draft.write(dirs[0].path(), &config);
     medusa.write(dirs[1].path(), &serde_json::json!({"medusa_num_heads": 3, "medusa_num_layers": 2}));
-    let [hydra, medusa] = dirs.map(|dir| {
-        let (mut rounds, mut drafter) = Rounds::with(dir.path(), 0);
-        let (tokens, confidences) = likeliest_path(&rounds.propose_for(drafter.as_mut(), (3, &Greedy), 0.0).unwrap());
-        tokens.into_iter().zip(confidences).collect::<Vec<_>>()
-    });
+    let [hydra, medusa] = dirs.map(|dir| first_path(dir.path()));
     assert_eq!((hydra.len(), medusa.len()), (4, 4));
     for (at, (hydra, medusa)) in hydra.iter().zip(&medusa).enumerate() {
         assert_eq!(hydra.0, medusa.0, "draft {at}");
         assert!((hydra.1 - medusa.1).abs() < 1e-5, "draft {at}: {} and {}", hydra.1, medusa.1);
     }
+}
+
+#[test]
+fn heads_that_are_given_no_word_are_medusas() {
+    let all: Vec<(String, [usize; 2])> = (0..3)
+        .flat_map(|head| {
+            [
+                (format!("hydra_mlp.{head}.0.linear.weight"), [64, 64]),
+                (format!("hydra_lm_head.{head}.weight"), [256, 64]),
+            ]
+        })
+        .collect();
+    let all: Vec<(&str, &[usize])> = all.iter().map(|(name, shape)| (name.as_str(), &shape[..])).collect();
+    let mut draft = Numbers::random(&all, 37);
+    draft.scale("hydra_lm_head", 4.0);
+    let medusa = draft.renamed(|name| {
+        let parts: Vec<&str> = name.split('.').collect();
+        Some(if parts[0] == "hydra_lm_head" {
+            format!("{}.1.weight", parts[1])
+        } else {
+            format!("{}.0.linear.weight", parts[1])
+        })
+    });
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    draft.write(dirs[0].path(), &serde_json::json!({"hydra_num_heads": 3, "grounded_heads": false}));
+    medusa.write(dirs[1].path(), &serde_json::json!({"medusa_num_heads": 3}));
+    let [hydra, medusa] = dirs.map(|dir| first_path(dir.path()));
+    assert_eq!(hydra.len(), 4);
+    assert_eq!(hydra, medusa, "to the bit");
 }
 
 #[test]

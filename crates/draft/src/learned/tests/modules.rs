@@ -1,6 +1,6 @@
 //! Modules for multi-token prediction: what they keep, what is refused, and drafts that nobody trained.
 
-use super::arithmetic::{modules, next_modules};
+use super::arithmetic::{first_generation, modules, next_modules};
 use super::plain::{Numbers, llama_config};
 use super::*;
 
@@ -75,6 +75,20 @@ fn layers_of_other_kinds_are_refused_by_what_they_are() {
     refused(&draft, &config, "num_nextn_predict_layers is 17: known are 1 to 16 modules");
     config["num_nextn_predict_layers"] = 2.into();
     refused(&draft, &config, "model.layers.9.enorm.weight is missing");
+}
+
+#[test]
+fn features_of_another_width_are_refused() {
+    let rounds = Rounds::new(&[]);
+    let (eagle, modules) = (first_generation(1), modules(1, 1));
+    for (draft, mut config) in [eagle, modules] {
+        config["hidden_size"] = 32.into();
+        let dir = tempfile::tempdir().unwrap();
+        draft.write(dir.path(), &config);
+        let target = Target { model: &rounds.target, vocab: 256, kv_format: KvFormat::F32 };
+        let message = load(dir.path(), target, &rounds.pool, testkit::options()).err().unwrap().to_string();
+        assert!(message.contains("the hidden size 32, and this one has 64"), "{message}");
+    }
 }
 
 #[test]
