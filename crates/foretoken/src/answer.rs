@@ -9,7 +9,7 @@ use engine::{Delta, Drafting, Engine, FinishReason, Generation, SamplingParams};
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::machine;
+use cli::machine;
 use crate::tally::{Tally, Work};
 
 /// A finished answer.

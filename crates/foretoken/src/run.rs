@@ -12,7 +12,7 @@ use spec::Rule;
 
 use crate::answer::{self, Answer, Show};
 use crate::draft::DraftArgs;
-use crate::load::{Loaded, ModelArgs};
+use cli::load::{Loaded, ModelArgs};
 use crate::prompt::{self, Prompt};
 use crate::sampling::SamplingArgs;
 

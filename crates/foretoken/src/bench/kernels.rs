@@ -14,8 +14,8 @@ use serde_json::json;
 use super::curve::Curve;
 use super::paging::Paging;
 use super::probes::{self, Ceilings};
-use crate::load::{Loaded, ModelArgs};
-use crate::machine;
+use cli::load::{Loaded, ModelArgs};
+use cli::machine;
 use crate::report::{self, Report};
 use crate::stats::Samples;
 

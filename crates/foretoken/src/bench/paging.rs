@@ -6,7 +6,7 @@ use std::time::Instant;
 use kernels::{Attention, AttentionRow, KvLayer, KvSlot, PAGE, Strided};
 use serde_json::{Value, json};
 
-use crate::load::Loaded;
+use cli::load::Loaded;
 use crate::stats::Samples;
 
 /// Timed sweeps over all layers.

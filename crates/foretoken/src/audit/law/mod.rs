@@ -26,7 +26,7 @@ use super::drive;
 use super::letters;
 use crate::bench::random::Random;
 use crate::draft::{Allowance, Kind};
-use crate::load::Loaded;
+use cli::load::Loaded;
 use chi_square::{Outcome, Verdict};
 use exact::{Exact, LENGTH, Sampling};
 use guess::{Guess, Manner};

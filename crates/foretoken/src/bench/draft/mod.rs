@@ -18,8 +18,8 @@ use model::{LoadOptions, Logits, Segment, Tap, Visibility, Workspace};
 use serde_json::{Value, json};
 
 use self::make::{Kind, Shape};
-use crate::load::{Loaded, ModelArgs};
-use crate::progress;
+use cli::load::{Loaded, ModelArgs};
+use cli::progress;
 use crate::report::Report;
 use crate::stats::Samples;
 

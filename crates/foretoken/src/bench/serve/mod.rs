@@ -35,7 +35,7 @@ use self::point::Point;
 use self::scenarios::ScenarioArgs;
 use self::words::Words;
 use self::workload::{Endpoint, Params, Prompts, Workload};
-use crate::load::ModelArgs;
+use cli::load::ModelArgs;
 use crate::report::{self, Report};
 use crate::serve::{self, BatchArgs, KEY_VARIABLE, LogFormat};
 

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::bench::kernels::compute_name;
-use crate::load::ModelArgs;
+use cli::load::ModelArgs;
 use crate::serve::{BatchArgs, IO_THREADS, public_name};
 
 /// A running server. Dropping it without [`Own::stop`] leaves its threads to the end of the process.

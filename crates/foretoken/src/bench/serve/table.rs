@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::intruder::Setting;
 use super::point::{Point, Summary};
 use super::prefix::SharedPrefix;
-use crate::machine;
+use cli::machine;
 use crate::report::number;
 
 /// The conditions of a run.

@@ -10,7 +10,7 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 
 use super::words::Words;
-use crate::bench::prompts::{self, Content, Line};
+use cli::prompts::{self, Content, Line};
 use crate::bench::random::Random;
 
 /// Which of the two APIs is asked.

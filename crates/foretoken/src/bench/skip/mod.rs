@@ -20,11 +20,12 @@ use serde_json::{Value, json};
 
 use self::judge::{Judge, Text};
 use self::search::{Candidate, Found};
-use super::prompts;
-use super::spec::questions::{Encoder, Questions};
+use cli::prompts;
+use super::spec::questions::Questions;
+use cli::prompts::Encoder;
 use crate::draft_model::SkipSet;
-use crate::load::{Loaded, ModelArgs};
-use crate::progress;
+use cli::load::{Loaded, ModelArgs};
+use cli::progress;
 use crate::report::Report;
 
 /// What is searched, and how long.

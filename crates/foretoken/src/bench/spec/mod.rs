@@ -30,13 +30,14 @@ use self::contest::{Checks, Contestant, Setup};
 use self::crowd::Point;
 use self::drive::Asking;
 use self::oracle::Truths;
-use self::questions::{Encoder, Question, Questions};
+use self::questions::{Question, Questions};
+use cli::prompts::Encoder;
 use self::single::Summary;
 use crate::bench::kernels::compute_name;
-use crate::bench::prompts;
+use cli::prompts;
 use crate::draft::{Allowance, Kind};
-use crate::load::ModelArgs;
-use crate::progress;
+use cli::load::ModelArgs;
+use cli::progress;
 use crate::report::{self, Report};
 use crate::serve::{kv_bytes, public_name};
 

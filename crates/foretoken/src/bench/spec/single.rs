@@ -8,7 +8,7 @@ use super::contest::{self, Checks, Setup};
 use super::drive::{self, Asking};
 use super::oracle::Truths;
 use super::questions::Question;
-use crate::progress;
+use cli::progress;
 use crate::stats::Samples;
 use crate::tally::{Tally, ratio};
 

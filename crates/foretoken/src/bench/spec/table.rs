@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::contest::Checks;
 use super::crowd::Point;
 use super::single::{ALL, Summary};
-use crate::machine;
+use cli::machine;
 use crate::report::number;
 
 /// Differences that are shown; all of them are in the JSON.
