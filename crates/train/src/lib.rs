@@ -5,8 +5,26 @@
 //! features; candle carries the gradients. How a drafter drafts is crate `draft`'s business, and what a request is may not
 //! enter.
 
+mod batch;
 mod chance;
+mod checkpoint;
+mod dspark;
 mod error;
+mod features;
+mod files;
+mod head_loss;
+mod held_out;
+mod ops;
+mod parameters;
+mod run;
+mod target;
 pub mod texts;
+mod trainer;
+mod vocabulary;
 
+pub use dspark::{About, DsparkShape};
 pub use error::TrainError;
+pub use held_out::HeldOut;
+pub use run::{Keeping, RunningTarget, dspark};
+pub use target::TargetWeights;
+pub use trainer::{Length, Profile, StepReport, TrainOptions, Trainer};

@@ -1,19 +1,28 @@
 //! `foretoken train`: the command line around the library.
+//!
+//! This room turns arguments into a target, texts and a training, and shows how that goes. What is learned, and how, may not
+//! enter.
 
-use std::collections::HashSet;
+mod card;
+mod prepare;
+mod show;
+
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
-use cli::load::{Loaded, ModelArgs};
-use cli::prompts::{self, Encoder};
-use cli::{machine, progress};
-use engine::batch::{Service, ServiceOptions};
-use train::texts::{Asked, Origin, Text, TextFile, TextSettings, TextWriter};
+use clap::{Args, Parser, ValueEnum};
+use cli::load::{Loaded, ModelArgs, locate, open};
+use cli::machine;
+use train::{About, DsparkShape, Keeping, Length, RunningTarget, TargetWeights, TrainOptions, Trainer};
 
-/// Train a drafter for a model, from texts that the model itself writes.
+use show::Shown;
+
+/// Train a drafter for a model, from texts that the model itself writes
+///
+/// The drafter is written to --out again and again while it learns, and is there to be tried: foretoken run --draft DIR.
 #[derive(Debug, Parser)]
 #[command(name = "foretoken train", version, max_term_width = 100)]
 struct TrainArgs {
@@ -32,29 +41,91 @@ struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    texts: TextArgs,
+    texts: prepare::TextArgs,
+    #[command(flatten)]
+    drafter: DrafterArgs,
+    #[command(flatten)]
+    training: TrainingArgs,
 }
 
-/// What to learn from.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Texts")]
-struct TextArgs {
-    /// Prompts, one JSON object a line, of which the first user message is used: {"prompt": TEXT}, {"turns": [TEXT]} or
-    /// {"messages": [...]}
-    #[arg(long, value_name = "FILE")]
-    prompts: Option<PathBuf>,
-    /// Prompts that the target invents
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    self_prompts: u32,
-    /// Tokens of an answer at most
-    #[arg(long, value_name = "N", default_value_t = 384, value_parser = clap::value_parser!(u32).range(1..))]
-    answer_tokens: u32,
-    /// Answers that are written at once
-    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    at_once: u32,
-    /// Write the texts, and stop
-    #[arg(long)]
-    texts_only: bool,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Method {
+    Dspark,
+}
+
+/// What to train.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Drafter")]
+struct DrafterArgs {
+    /// How it drafts
+    #[arg(long, value_name = "METHOD", value_enum, default_value_t = Method::Dspark)]
+    method: Method,
+    /// Layers that it has
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    layers: u8,
+    /// Layers of the target that its own begin as, one for each, from 0 [default: spread over the target's later half]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    init_layers: Vec<usize>,
+    /// Drafts of a round
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(2..=64))]
+    block: u8,
+    /// Rank of the head that makes a draft depend on the one before
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    markov_rank: u16,
+    /// Tokens that it knows, the most frequent ones of the texts [default: all of the target's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    draft_vocab: Option<u32>,
+    /// Layers of the target whose outputs it reads, from 0 [default: five, from the second to the third last]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    taps: Vec<usize>,
+    /// The token that stands for what is to be drafted [default: a control token that the target hardly uses]
+    #[arg(long, value_name = "ID")]
+    mask_token: Option<u32>,
+}
+
+/// How to train.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+struct TrainingArgs {
+    /// How long, in hours, those of earlier runs of this training included
+    #[arg(long, value_name = "HOURS", conflicts_with = "steps", default_value_t = 4.0)]
+    hours: f64,
+    /// How long, in steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
+    /// Texts of a step
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    batch: u16,
+    /// Blocks of a text in a step, at most
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    anchors: u16,
+    /// Batches whose gradients make one step
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    accumulate: u16,
+    /// The greatest learning rate
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3)]
+    learning_rate: f32,
+    /// The share of the training in which the learning rate grows to that; then it falls as a cosine
+    #[arg(long, value_name = "SHARE", default_value_t = 0.03)]
+    warm_up: f32,
+    /// Weight decay
+    #[arg(long, value_name = "DECAY", default_value_t = 0.01)]
+    weight_decay: f32,
+    /// The greatest norm of a step's gradients
+    #[arg(long, value_name = "NORM", default_value_t = 1.0)]
+    clip: f32,
+    /// Texts that are never learned from but looked at, at most; never more than a tenth
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    held_out: u16,
+    /// Steps from one look at them to the next
+    #[arg(long, value_name = "STEPS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    evaluate_every: u32,
+    /// Minutes from one checkpoint to the next
+    #[arg(long, value_name = "MINUTES", default_value_t = 5.0)]
+    checkpoint_every: f64,
+    /// What the target says of texts is kept in so many GiB of files; beyond that it is computed again each time
+    #[arg(long, value_name = "GIB", default_value_t = 4.0)]
+    feature_cache: f64,
 }
 
 fn main() -> ExitCode {
@@ -68,66 +139,142 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &TrainArgs) -> Result<()> {
+    let options = args.training.options(args.seed)?;
     let threads = args.threads.or(NonZeroUsize::new(machine::cores())).unwrap_or(NonZeroUsize::MIN);
     let load = || ModelArgs::new(args.target.clone(), threads).load(true);
+    rayon::ThreadPoolBuilder::new().num_threads(threads.get()).build_global().context("cannot start threads")?;
     let work = args.out.join("work");
     std::fs::create_dir_all(&work).with_context(|| format!("cannot make the directory '{}'", work.display()))?;
-    let texts = texts(args, &work, load()?)?;
-    let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
-    eprintln!("{} texts, {tokens} tokens", texts.len());
+    let loaded = load()?;
+    let shape = args.drafter.shape(&loaded)?;
+    let name = loaded.name.clone();
+    // The engine that writes texts takes the threads with it.
+    let texts = prepare::texts(&args.texts, args.seed, &work, loaded)?;
+    if args.texts.texts_only {
+        return Ok(());
+    }
+    let loaded = load()?;
+    let (weights, config, ..) = open(&locate(args.target.as_deref())?.kind, false)?;
+    let weights = TargetWeights { weights: &weights, config: &config };
+    let features = work.join(format!("features-{}", written(&shape.taps, "-")));
+    let bytes = (args.training.feature_cache.max(0.0) * f64::from(1 << 30)) as u64;
+    let keeping = Keeping { features: &features, bytes, held_out: args.training.held_out.into() };
+    let target = RunningTarget { model: loaded.model, pool: loaded.pool, isa: loaded.isa };
+    let draft_vocab = args.drafter.draft_vocab.map(|size| size as usize);
+    let mut trainer = train::dspark(target, &weights, texts, (shape.clone(), draft_vocab), options, keeping)?;
+    trainer.resume(&work.join("checkpoint.safetensors"))?;
+    train(args, &mut trainer, &shape, &name)
+}
+
+/// Steps until the end, with looks at the texts that are held out, checkpoints and exports in between.
+fn train(args: &TrainArgs, trainer: &mut Trainer, shape: &DsparkShape, target: &str) -> Result<()> {
+    let checkpoint = args.out.join("work").join("checkpoint.safetensors");
+    let pause = Duration::try_from_secs_f64(args.training.checkpoint_every * 60.0).context("--checkpoint-every")?;
+    let every = u64::from(args.training.evaluate_every);
+    let mut shown = Shown::begin(&args.out.join("work").join("log.jsonl"), trainer)?;
+    let mut saved = Instant::now();
+    let keep = |trainer: &Trainer, shown: &Shown| -> Result<()> {
+        trainer.save(&checkpoint)?;
+        let card = card::card(args, shape, target, trainer, shown.held_out());
+        Ok(trainer.export(&args.out, &About { target: target.to_owned(), card })?)
+    };
+    if shown.held_out().is_none() {
+        shown.evaluated(trainer)?;
+    }
+    while trainer.done() < 1.0 {
+        let report = trainer.step()?;
+        shown.step(trainer, &report)?;
+        if trainer.steps().is_multiple_of(every) || trainer.done() >= 1.0 {
+            shown.evaluated(trainer)?;
+        }
+        if saved.elapsed() >= pause {
+            keep(trainer, &shown)?;
+            saved = Instant::now();
+        }
+    }
+    keep(trainer, &shown)?;
+    shown.end(&args.out);
     Ok(())
 }
 
-/// All texts of the run: those that were written before, and the others as soon as the target has written them.
-fn texts(args: &TrainArgs, work: &Path, loaded: Loaded) -> Result<Vec<Text>> {
-    let answer_tokens = args.texts.answer_tokens as usize;
-    let settings = TextSettings { target: loaded.name.clone(), seed: args.seed, answer_tokens };
-    let path = work.join("texts.jsonl");
-    let (mut file, found) = TextFile::open(&path, &settings)?;
-    let asked = asked(&args.texts, &loaded)?;
-    let wanted: HashSet<(Origin, u32)> = asked.iter().map(Asked::key).collect();
-    let done: HashSet<(Origin, u32)> = found.iter().map(Text::key).collect();
-    let left = wanted.difference(&done).count();
-    if left > 0 {
-        let Loaded { model, tokenizer, template, pool, kv_format, .. } = loaded;
-        let at_once = args.texts.at_once as usize;
-        let options = ServiceOptions { kv_format, max_running: at_once, ..ServiceOptions::default() };
-        let service = Service::start(model, tokenizer.clone(), pool, options, None);
-        let (handle, template) = (&service.handle(), template.as_ref());
-        let writer = TextWriter { handle, tokenizer: &tokenizer, template, settings: &settings, at_once };
-        let bar = progress::steps("texts", left as u64);
-        writer.write(asked, &done, &mut file, |_| bar.inc(1))?;
-        bar.finish_and_clear();
-        drop(file);
-        let (_, texts) = TextFile::open(&path, &settings)?;
-        return Ok(texts.into_iter().filter(|text| wanted.contains(&text.key())).collect());
+impl DrafterArgs {
+    fn shape(&self, loaded: &Loaded) -> Result<DsparkShape> {
+        let config = loaded.model.config();
+        let layers = match self.init_layers.len() {
+            0 => spread(self.layers.into(), 0.4 * config.layers as f64, 0.8 * config.layers as f64),
+            count if count == usize::from(self.layers) => self.init_layers.clone(),
+            count => bail!("--init-layers names {count} layers, and --layers is {}", self.layers),
+        };
+        let mut taps = match self.taps.is_empty() {
+            true => spread(5, 1.0, config.layers.saturating_sub(3).max(1) as f64),
+            false => self.taps.clone(),
+        };
+        taps.sort_unstable();
+        taps.dedup();
+        let tokenizer = &loaded.tokenizer;
+        let unused = |id: &u32| tokenizer.is_special(*id) && !tokenizer.eos().contains(id) && tokenizer.bos() != Some(*id);
+        let mask = self.mask_token.or_else(|| (0..config.vocab as u32).rev().find(unused)).unwrap_or(0);
+        if mask as usize >= config.vocab {
+            bail!("--mask-token is {mask}, and the target has {} tokens", config.vocab);
+        }
+        Ok(DsparkShape { layers, block: self.block.into(), rank: self.markov_rank.into(), mask, taps })
     }
-    Ok(found.into_iter().filter(|text| wanted.contains(&text.key())).collect())
 }
 
-/// What is asked: the prompts of the file and those that the target invents, mixed evenly, so that the first texts are like
-/// the last.
-fn asked(args: &TextArgs, loaded: &Loaded) -> Result<Vec<Asked>> {
-    let mut asked: Vec<(f64, Asked)> = Vec::new();
-    if let Some(path) = &args.prompts {
-        let encoder = Encoder { tokenizer: &loaded.tokenizer, template: loaded.template.as_ref() };
-        let lines = prompts::read(path)?;
-        let context = loaded.model.config().context;
-        for (number, line) in lines.iter().enumerate() {
-            let place = || format!("line {} of '{}' cannot be asked", line.number, path.display());
-            let tokens = encoder.encode(&line.content).with_context(place)?;
-            if tokens.len() < context {
-                let share = (number as f64 + 0.5) / lines.len() as f64;
-                asked.push((share, Asked::Prompt { number: number as u32, tokens }));
-            }
+/// So many layers from the `first` to the `last`, evenly.
+fn spread(count: usize, first: f64, last: f64) -> Vec<usize> {
+    let step = (last - first) / count.saturating_sub(1).max(1) as f64;
+    let from = if count == 1 { last } else { first };
+    (0..count).map(|at| (from + at as f64 * step).round() as usize).collect()
+}
+
+/// Numbers with something between them.
+fn written(numbers: &[usize], between: &str) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(between)
+}
+
+impl TrainingArgs {
+    fn options(&self, seed: u64) -> Result<TrainOptions> {
+        let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => bail!("{name} is {value}, and must be above 0"),
+        };
+        positive("--hours", self.hours)?;
+        positive("--learning-rate", self.learning_rate.into())?;
+        positive("--clip", self.clip.into())?;
+        if !(0.0..1.0).contains(&self.warm_up) || !(0.0..1.0).contains(&self.weight_decay) {
+            bail!("--warm-up and --weight-decay must be at least 0 and below 1");
         }
+        let time = Duration::try_from_secs_f64(self.hours * 3600.0).context("--hours")?;
+        Ok(TrainOptions {
+            length: self.steps.map_or(Length::Time(time), Length::Steps),
+            batch: self.batch.into(),
+            anchors: self.anchors.into(),
+            accumulate: self.accumulate.into(),
+            rate: self.learning_rate,
+            warm_up: self.warm_up,
+            decay: self.weight_decay,
+            clip: self.clip,
+            seed,
+        })
     }
-    for number in 0..args.self_prompts {
-        asked.push(((f64::from(number) + 0.5) / f64::from(args.self_prompts), Asked::Own { number }));
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_well_formed() {
+        TrainArgs::command().debug_assert();
     }
-    if asked.is_empty() {
-        bail!("there is nothing to learn from: give --prompts FILE, --self-prompts N, or both");
+
+    #[test]
+    fn layers_are_spread_evenly() {
+        assert_eq!(spread(2, 12.0, 24.0), [12, 24]);
+        assert_eq!(spread(1, 12.0, 24.0), [24]);
+        assert_eq!(spread(5, 1.0, 27.0), [1, 8, 14, 21, 27]);
     }
-    asked.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Ok(asked.into_iter().map(|(_, asked)| asked).collect())
 }
