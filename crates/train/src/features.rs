@@ -48,8 +48,6 @@ pub(crate) struct FeatureStore {
     dir: PathBuf,
     /// Bytes that the folder may still grow by.
     left: u64,
-    /// Texts that were computed, not found.
-    computed: u64,
 }
 
 impl FeatureStore {
@@ -71,12 +69,7 @@ impl FeatureStore {
         }
         let cache = KvCache::new(model.kv_layout(KvFormat::F16), 0);
         let (workspace, dir) = (Workspace::new(), dir.to_owned());
-        Ok(FeatureStore { model, pool, isa, taps, cache, workspace, dir, left: bytes.saturating_sub(used), computed: 0 })
-    }
-
-    /// Texts that were computed so far, not found in the folder.
-    pub(crate) fn computed(&self) -> u64 {
-        self.computed
+        Ok(FeatureStore { model, pool, isa, taps, cache, workspace, dir, left: bytes.saturating_sub(used) })
     }
 
     /// The features of a text of which something is to be learned: its answer has two tokens at least.
@@ -93,7 +86,6 @@ impl FeatureStore {
             return self.read(&path, text);
         }
         let features = self.compute(text)?;
-        self.computed += 1;
         let bytes = (2 * features.hidden.len() + 8 * features.tokens.len() + 1024) as u64;
         if bytes <= self.left {
             features.write(&path)?;
@@ -174,13 +166,17 @@ impl FeatureStore {
 fn likeliest(isa: Isa, logits: &[f32]) -> Vec<(u32, f32)> {
     let mut probabilities = logits.to_vec();
     kernels::softmax(isa, &mut probabilities);
-    let mut all: Vec<(u32, f32)> = (0..).zip(probabilities).collect();
-    let by = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if all.len() > TEACHER_TOKENS {
-        all.select_nth_unstable_by(TEACHER_TOKENS - 1, by);
-        all.truncate(TEACHER_TOKENS);
+    let mut all: Vec<(u32, f32)> = Vec::with_capacity(TEACHER_TOKENS + 1);
+    let mut least = 0.0;
+    for (token, probability) in (0..).zip(probabilities) {
+        // Few are greater than what is there already: looking at all costs little more than reading them.
+        if probability > least {
+            let at = all.partition_point(|&(_, other)| other >= probability);
+            all.insert(at, (token, probability));
+            all.truncate(TEACHER_TOKENS);
+            least = all.get(TEACHER_TOKENS - 1).map_or(0.0, |&(_, least)| least);
+        }
     }
-    all.sort_unstable_by(by);
     all.resize(TEACHER_TOKENS, (0, 0.0));
     all
 }

@@ -40,8 +40,8 @@ pub(crate) struct RowSays {
     pub(crate) acceptance: f32,
     /// Whether its likeliest token is the target's.
     pub(crate) agrees: bool,
-    /// Its part of the loss, before the row's weight.
-    loss: f32,
+    /// Its loss, before the row's weight.
+    pub(crate) loss: f32,
 }
 
 /// The frozen head of a draft, and what is added to its logits.

@@ -55,6 +55,18 @@ impl HeldOut {
         self.unsure / (self.rounds * self.acceptance.len()).max(1) as f64
     }
 
+    fn merge(&mut self, other: &HeldOut) {
+        let widest = self.acceptance.len().max(other.acceptance.len());
+        self.acceptance.resize(widest, 0.0);
+        self.agreement.resize(widest, 0.0);
+        self.acceptance.iter_mut().zip(&other.acceptance).for_each(|(sum, part)| *sum += part);
+        self.agreement.iter_mut().zip(&other.agreement).for_each(|(sum, part)| *sum += part);
+        self.rounds += other.rounds;
+        self.accepted += other.accepted;
+        self.agreed += other.agreed;
+        self.unsure += other.unsure;
+    }
+
     fn add(&mut self, round: &[RowSays]) {
         self.rounds += 1;
         self.acceptance.resize(round.len(), 0.0);
@@ -72,12 +84,14 @@ impl HeldOut {
     }
 }
 
-/// What the whole blocks among these rows do.
-pub(crate) fn rounds(says: &[RowSays], targets: &[RowTarget<'_>], block: usize) -> HeldOut {
+/// What the whole blocks among these rows do. `sure`: the confidences of the rows, where they are known.
+pub(crate) fn rounds(says: &[RowSays], sure: &[f32], targets: &[RowTarget<'_>], block: usize) -> HeldOut {
     let mut sum = HeldOut::default();
-    for (says, targets) in says.chunks_exact(block).zip(targets.chunks_exact(block)) {
+    for (at, (says, targets)) in says.chunks_exact(block).zip(targets.chunks_exact(block)).enumerate() {
         if targets.iter().all(|target| target.weight > 0.0) {
             sum.add(says);
+            let sure = sure.iter().skip(at * block).zip(says);
+            sum.unsure += sure.map(|(sure, says)| f64::from((says.acceptance - sure).abs())).sum::<f64>();
         }
     }
     sum
@@ -97,14 +111,29 @@ pub(crate) fn evaluate(
             batch.add(drafter.block_shape(), text, &features, &drafter.vocabulary, anchors(text, ANCHORS, None))?;
         }
         let (says, sure) = drafter.says(&batch)?;
-        let targets = batch.targets();
-        let block = drafter.shape.block;
-        for ((says, sure), targets) in says.chunks_exact(block).zip(sure.chunks_exact(block)).zip(targets.chunks_exact(block)) {
-            if targets.iter().all(|target| target.weight > 0.0) {
-                sum.add(says);
-                sum.unsure += says.iter().zip(sure).map(|(says, sure)| f64::from((says.acceptance - sure).abs())).sum::<f64>();
-            }
-        }
+        sum.merge(&rounds(&says, &sure, &batch.targets(), drafter.shape.block));
     }
     Ok((sum.rounds > 0).then_some(sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_ends_with_the_first_draft_that_does_not_stand() {
+        let row = |acceptance, agrees| RowSays { acceptance, agrees, ..RowSays::default() };
+        let says = [row(0.5, true), row(0.5, true), row(1.0, false), row(0.5, true), row(1.0, true), row(1.0, true)];
+        let target = |weight| RowTarget { truth: None, teacher: &[], weight };
+        // The second block is not whole.
+        let targets = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0].map(target);
+        let one = rounds(&says, &[0.5, 1.0, 1.0], &targets, 3);
+        assert_eq!((one.rounds, one.tau(), one.greedy_tau()), (1, 2.0, 3.0));
+        assert_eq!((one.acceptance(), one.agreement()), (vec![0.5, 0.5, 1.0], vec![1.0, 1.0, 0.0]));
+        assert_eq!(one.confidence_error(), 0.5 / 3.0);
+        let mut two = HeldOut::default();
+        two.merge(&one);
+        two.merge(&one);
+        assert_eq!((two.rounds, two.tau()), (2, 2.0));
+    }
 }

@@ -156,7 +156,7 @@ impl Trainer {
             let from = (number as usize * options.accumulate + part) * options.batch;
             let batch = self.batch(from, &mut report.profile)?;
             let (loss, says) = self.drafter.loss(&batch, &mut report.profile)?;
-            let tau = held_out::rounds(&says, &batch.targets(), self.drafter.shape.block).tau();
+            let tau = held_out::rounds(&says, &[], &batch.targets(), self.drafter.shape.block).tau();
             let share = 1.0 / options.accumulate as f32;
             report.loss += loss.to_scalar::<f32>()? * share;
             report.tau += tau as f32 * share;
