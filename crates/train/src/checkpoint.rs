@@ -1,7 +1,7 @@
 //! Where a training is, so that it can go on after a kill: weights, the optimiser's state, and how far it had come.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use safetensors::{Dtype, SafeTensors};
@@ -11,6 +11,7 @@ use crate::TrainError;
 use crate::dspark::Dspark;
 use crate::files::{Written, write_tensors};
 use crate::ops::values;
+use crate::vocabulary::DraftVocabulary;
 
 /// How far a training has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -27,7 +28,7 @@ fn shape(drafter: &Dspark) -> Value {
     let shape = &drafter.shape;
     json!({
         "layers": shape.layers, "block": shape.block, "rank": shape.rank, "mask": shape.mask, "taps": shape.taps,
-        "known": drafter.vocabulary.len(),
+        "known": drafter.vocabulary.len(), "target": [drafter.config.hidden, drafter.config.vocab],
     })
 }
 
@@ -48,44 +49,62 @@ pub(crate) fn write(path: &Path, drafter: &Dspark, reached: Reached) -> Result<(
     write_tensors(path, Some(HashMap::from([(ABOUT.to_owned(), about.to_string())])), tensors)
 }
 
-/// Puts a drafter where the checkpoint at `path` was; `None`: there is none.
-pub(crate) fn read(path: &Path, drafter: &mut Dspark) -> Result<Option<Reached>, TrainError> {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(TrainError::io("read", path, source)),
-    };
-    let broken = |source| TrainError::Safetensors { file: path.display().to_string(), source };
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(broken)?;
-    let about = header.metadata().as_ref().and_then(|about| serde_json::from_str(about.get(ABOUT)?).ok());
-    let about: Value = about.ok_or_else(|| TrainError::broken(path, "is no checkpoint of a training"))?;
-    if about["shape"] != shape(drafter) {
-        let problem = format!(
-            "is of a drafter with {}, and this one has {}: give the same options, or another --out",
-            about["shape"],
-            shape(drafter)
-        );
-        return Err(TrainError::broken(path, problem));
-    }
-    let part = |name: &str, bytes: usize| {
-        let part = file.tensor(name).map_err(broken)?;
-        let problem = || TrainError::broken(path, format!("{name} has the shape {:?}", part.shape()));
-        if part.data().len() == bytes { Ok(part.data().to_vec()) } else { Err(problem()) }
-    };
-    let ids = part("vocabulary", 4 * drafter.vocabulary.len())?;
-    if !ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).eq(drafter.vocabulary.ids().iter().copied()) {
-        let problem = "knows other tokens: the texts have changed since; go on with them as they were, or choose another --out";
-        return Err(TrainError::broken(path, problem));
-    }
-    for (name, parameter) in &mut drafter.parameters.all {
-        let count = parameter.var.elem_count();
-        let numbers = |name: &str| -> Result<Vec<f32>, TrainError> {
-            Ok(part(name, 4 * count)?.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect())
+/// A checkpoint that was read.
+pub(crate) struct Checkpoint {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    about: Value,
+}
+
+impl Checkpoint {
+    /// Reads the checkpoint at `path`; `None`: there is none.
+    pub(crate) fn open(path: &Path) -> Result<Option<Checkpoint>, TrainError> {
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(TrainError::io("read", path, source)),
         };
-        parameter.var.set(&Tensor::from_vec(numbers(name)?, parameter.var.shape(), &Device::Cpu)?)?;
-        parameter.moments = [numbers(&format!("first moment of {name}"))?, numbers(&format!("second moment of {name}"))?];
+        let broken = |source| TrainError::Safetensors { file: path.display().to_string(), source };
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
+        let about = header.metadata().as_ref().and_then(|about| serde_json::from_str(about.get(ABOUT)?).ok());
+        let about: Value = about.ok_or_else(|| TrainError::broken(path, "is no checkpoint of a training"))?;
+        Ok(Some(Checkpoint { path: path.to_owned(), bytes, about }))
     }
-    let steps = about["steps"].as_u64().unwrap_or(0);
-    Ok(Some(Reached { steps, seconds: about["seconds"].as_f64().unwrap_or(0.0) }))
+
+    /// The tokens that the drafter knows, `size` of the target's `vocab`.
+    pub(crate) fn vocabulary(&self, size: usize, vocab: usize) -> Result<DraftVocabulary, TrainError> {
+        let ids = self.numbers("vocabulary", size, u32::from_le_bytes)?;
+        let known = DraftVocabulary::of(ids, vocab);
+        known.ok_or_else(|| TrainError::broken(&self.path, "knows tokens that the target does not have"))
+    }
+
+    /// Puts a drafter where this one was, and answers how far it had come.
+    pub(crate) fn restore(self, drafter: &mut Dspark) -> Result<Reached, TrainError> {
+        if self.about["shape"] != shape(drafter) {
+            let (was, is) = (&self.about["shape"], shape(drafter));
+            let problem =
+                format!("is of a drafter with {was}, and this one has {is}: give the same options, or another --out");
+            return Err(TrainError::broken(&self.path, problem));
+        }
+        for (name, parameter) in &mut drafter.parameters.all {
+            let numbers = |name: &str| self.numbers(name, parameter.var.elem_count(), f32::from_le_bytes);
+            let moments = ["first", "second"].map(|which| numbers(&format!("{which} moment of {name}")));
+            let [first, second] = moments;
+            let weights = Tensor::from_vec(numbers(name)?, parameter.var.shape(), &Device::Cpu)?;
+            parameter.moments = [first?, second?];
+            parameter.var.set(&weights)?;
+        }
+        let steps = self.about["steps"].as_u64().unwrap_or(0);
+        Ok(Reached { steps, seconds: self.about["seconds"].as_f64().unwrap_or(0.0) })
+    }
+
+    /// The numbers of a tensor, `count` of them.
+    fn numbers<T>(&self, name: &str, count: usize, of: fn([u8; 4]) -> T) -> Result<Vec<T>, TrainError> {
+        let broken = |source| TrainError::Safetensors { file: self.path.display().to_string(), source };
+        let file = SafeTensors::deserialize(&self.bytes).map_err(broken)?;
+        let part = file.tensor(name).map_err(broken)?;
+        let numbers: Vec<T> = part.data().as_chunks().0.iter().map(|&bytes| of(bytes)).collect();
+        let problem = || TrainError::broken(&self.path, format!("{name} has {} numbers, not {count}", numbers.len()));
+        if numbers.len() == count { Ok(numbers) } else { Err(problem()) }
+    }
 }

@@ -131,7 +131,12 @@ impl FeatureStore {
         let room = cache.reserve(&mut sequence, positions);
         room.map_err(|error| TrainError::broken(&self.dir, format!("no room for a text: {error}")))?;
         let width = taps.len() * model.config().hidden;
-        let mut features = TextFeatures { hidden: vec![f16::ZERO; positions * width], width, tokens: Vec::new(), probabilities: Vec::new() };
+        let mut features = TextFeatures {
+            hidden: vec![f16::ZERO; positions * width],
+            width,
+            tokens: Vec::new(),
+            probabilities: Vec::new(),
+        };
         for start in (0..positions).step_by(ROWS) {
             let end = (start + ROWS).min(positions);
             let wanted: Vec<usize> = (start.max(text.prompt)..end).map(|position| position - start).collect();

@@ -185,7 +185,8 @@ mod tests {
         let sum: f64 = exp.iter().sum();
         let q = |token: usize| exp[token] / sum;
         let mut p = vec![0.0; logits.len()];
-        let unknown: f64 = 1.0 - target.teacher.iter().filter(|(token, _)| token.is_some()).map(|(_, p)| f64::from(*p)).sum::<f64>();
+        let unknown: f64 =
+            1.0 - target.teacher.iter().filter(|(token, _)| token.is_some()).map(|(_, p)| f64::from(*p)).sum::<f64>();
         target.teacher.iter().for_each(|&(token, value)| {
             if let Some(token) = token {
                 p[token as usize] = f64::from(value);
@@ -212,20 +213,30 @@ mod tests {
             })
             .collect();
         let weights = LossWeights { cross_entropy: 0.3, variation: 0.7 };
-        let this = Head { weights: Tensor::from_vec(head.clone(), (KNOWN, hidden), &Device::Cpu).unwrap(), isa: Isa::detect() };
-        let numbers: Vec<Vec<f32>> = shapes.iter().enumerate().map(|(seed, shape)| random(shape, seed + 1, 1.0)).collect();
+        let this = Head {
+            weights: Tensor::from_vec(head.clone(), (KNOWN, hidden), &Device::Cpu).unwrap(),
+            isa: Isa::detect(),
+        };
+        let numbers: Vec<Vec<f32>> =
+            shapes.iter().enumerate().map(|(seed, shape)| random(shape, seed + 1, 1.0)).collect();
         let expected = |numbers: &[Vec<f32>]| -> f64 {
             let total: f64 = targets.iter().map(|target| f64::from(target.weight)).sum();
             let logit = |row: usize, token: usize| {
-                let dot = |a: &[f32], at: &dyn Fn(usize) -> f32| a.iter().enumerate().map(|(i, a)| a * at(i)).sum::<f32>();
+                let dot =
+                    |a: &[f32], at: &dyn Fn(usize) -> f32| a.iter().enumerate().map(|(i, a)| a * at(i)).sum::<f32>();
                 dot(&numbers[0][row * hidden..][..hidden], &|i| head[token * hidden + i])
                     + dot(&numbers[1][row * rank..][..rank], &|i| numbers[2][i * KNOWN + token])
             };
-            let row = |row: usize| plain(&(0..KNOWN).map(|token| logit(row, token)).collect::<Vec<_>>(), &targets[row], weights).0;
+            let row = |row: usize| {
+                plain(&(0..KNOWN).map(|token| logit(row, token)).collect::<Vec<_>>(), &targets[row], weights).0
+            };
             (0..ROWS_HERE).map(|at| row(at) * f64::from(targets[at].weight)).sum::<f64>() / total
         };
-        let vars: Vec<Var> =
-            numbers.iter().zip(shapes).map(|(values, shape)| Var::from_vec(values.clone(), shape, &Device::Cpu).unwrap()).collect();
+        let vars: Vec<Var> = numbers
+            .iter()
+            .zip(shapes)
+            .map(|(values, shape)| Var::from_vec(values.clone(), shape, &Device::Cpu).unwrap())
+            .collect();
         let inputs = HeadInputs { hidden: &vars[0], before: &vars[1], bias: &vars[2] };
         let (loss, says) = this.loss(&inputs, &targets, weights).unwrap();
         assert!((f64::from(loss.to_scalar::<f32>().unwrap()) - expected(&numbers)).abs() < 1e-5);
@@ -241,7 +252,11 @@ mod tests {
                     expected(&numbers)
                 };
                 let difference = 2.0 * (moved(1e-3) - moved(-1e-3)) / 2e-3;
-                assert!((difference - f64::from(gradient[number])).abs() < 2e-4, "input {at}, number {number}: {difference}, {}", gradient[number]);
+                assert!(
+                    (difference - f64::from(gradient[number])).abs() < 2e-4,
+                    "input {at}, number {number}: {difference}, {}",
+                    gradient[number]
+                );
             }
         }
     }

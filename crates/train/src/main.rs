@@ -8,7 +8,7 @@ mod prepare;
 mod show;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -114,7 +114,7 @@ struct TrainingArgs {
     /// The greatest norm of a step's gradients
     #[arg(long, value_name = "NORM", default_value_t = 1.0)]
     clip: f32,
-    /// Texts that are never learned from but looked at, at most; never more than a tenth
+    /// Texts that are looked at, at most, of the twentieth that is never learned from
     #[arg(long, value_name = "N", default_value_t = 48)]
     held_out: u16,
     /// Steps from one look at them to the next
@@ -158,23 +158,23 @@ fn run(args: &TrainArgs) -> Result<()> {
     let weights = TargetWeights { weights: &weights, config: &config };
     let features = work.join(format!("features-{}", written(&shape.taps, "-")));
     let bytes = (args.training.feature_cache.max(0.0) * f64::from(1 << 30)) as u64;
-    let keeping = Keeping { features: &features, bytes, held_out: args.training.held_out.into() };
+    let checkpoint = work.join("checkpoint.safetensors");
+    let held_out = args.training.held_out.into();
+    let keeping = Keeping { features: &features, bytes, held_out, checkpoint: &checkpoint };
     let target = RunningTarget { model: loaded.model, pool: loaded.pool, isa: loaded.isa };
     let draft_vocab = args.drafter.draft_vocab.map(|size| size as usize);
     let mut trainer = train::dspark(target, &weights, texts, (shape.clone(), draft_vocab), options, keeping)?;
-    trainer.resume(&work.join("checkpoint.safetensors"))?;
-    train(args, &mut trainer, &shape, &name)
+    train(args, &mut trainer, &shape, &name, &checkpoint)
 }
 
 /// Steps until the end, with looks at the texts that are held out, checkpoints and exports in between.
-fn train(args: &TrainArgs, trainer: &mut Trainer, shape: &DsparkShape, target: &str) -> Result<()> {
-    let checkpoint = args.out.join("work").join("checkpoint.safetensors");
+fn train(args: &TrainArgs, trainer: &mut Trainer, shape: &DsparkShape, target: &str, checkpoint: &Path) -> Result<()> {
     let pause = Duration::try_from_secs_f64(args.training.checkpoint_every * 60.0).context("--checkpoint-every")?;
     let every = u64::from(args.training.evaluate_every);
     let mut shown = Shown::begin(&args.out.join("work").join("log.jsonl"), trainer)?;
     let mut saved = Instant::now();
     let keep = |trainer: &Trainer, shown: &Shown| -> Result<()> {
-        trainer.save(&checkpoint)?;
+        trainer.save(checkpoint)?;
         let card = card::card(args, shape, target, trainer, shown.held_out());
         Ok(trainer.export(&args.out, &About { target: target.to_owned(), card })?)
     };
@@ -212,7 +212,8 @@ impl DrafterArgs {
         taps.sort_unstable();
         taps.dedup();
         let tokenizer = &loaded.tokenizer;
-        let unused = |id: &u32| tokenizer.is_special(*id) && !tokenizer.eos().contains(id) && tokenizer.bos() != Some(*id);
+        let unused =
+            |id: &u32| tokenizer.is_special(*id) && !tokenizer.eos().contains(id) && tokenizer.bos() != Some(*id);
         let mask = self.mask_token.or_else(|| (0..config.vocab as u32).rev().find(unused)).unwrap_or(0);
         if mask as usize >= config.vocab {
             bail!("--mask-token is {mask}, and the target has {} tokens", config.vocab);

@@ -35,7 +35,11 @@ impl Shown {
         let bar = ProgressBar::with_draw_target(Some(PARTS), ProgressDrawTarget::stderr());
         let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         let [texts, held_out] = trainer.texts();
-        eprintln!("{texts} texts to learn from, {held_out} held out; {} steps done before", trainer.steps());
+        eprintln!(
+            "{texts} texts to learn from, {held_out} held out; the drafter knows {:.2} % of their tokens; {} steps done before",
+            100.0 * trainer.coverage(),
+            trainer.steps()
+        );
         Ok(Shown { bar, log, means: None, rows: (Instant::now(), 0), held_out: None })
     }
 

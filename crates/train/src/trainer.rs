@@ -102,7 +102,7 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A drafter that learns from `texts`, and is looked at with the texts `held_out`.
+    /// A drafter that has `reached` so much, learns from `texts`, and is looked at with the texts `held_out`.
     ///
     /// # Errors
     /// When there is nothing to learn from.
@@ -111,12 +111,12 @@ impl Trainer {
         store: FeatureStore,
         [texts, held_out]: [Vec<Text>; 2],
         options: TrainOptions,
+        reached: Reached,
     ) -> Result<Trainer, TrainError> {
         if texts.is_empty() {
             return Err(TrainError::option("--self-prompts", "and --prompts give no text to learn from: ask for more"));
         }
-        let (reached, began) = (Reached::default(), Instant::now());
-        let order = (u64::MAX, Vec::new());
+        let (began, order) = (Instant::now(), (u64::MAX, Vec::new()));
         Ok(Trainer { drafter, store, texts, held_out, options, reached, began, order })
     }
 
@@ -137,6 +137,11 @@ impl Trainer {
             Length::Time(time) => self.seconds() / time.as_secs_f64(),
         };
         done.min(1.0)
+    }
+
+    /// The share of the answers' tokens that the drafter knows.
+    pub fn coverage(&self) -> f64 {
+        self.drafter.vocabulary.coverage(&self.texts)
     }
 
     /// Texts of which something is learned, and texts that are held out.
@@ -213,17 +218,6 @@ impl Trainer {
     pub fn save(&self, path: &Path) -> Result<(), TrainError> {
         let reached = Reached { steps: self.reached.steps, seconds: self.seconds() };
         checkpoint::write(path, &self.drafter, reached)
-    }
-
-    /// Goes on from the checkpoint at `path`, if there is one.
-    ///
-    /// # Errors
-    /// When it is broken, or of another drafter.
-    pub fn resume(&mut self, path: &Path) -> Result<(), TrainError> {
-        if let Some(reached) = checkpoint::read(path, &mut self.drafter)? {
-            (self.reached, self.began) = (reached, Instant::now());
-        }
-        Ok(())
     }
 
     /// Writes the drafter as it is to a directory.

@@ -18,7 +18,7 @@ pub(crate) struct DraftVocabulary {
 impl DraftVocabulary {
     /// All `vocab` tokens of the target.
     pub(crate) fn whole(vocab: usize) -> DraftVocabulary {
-        DraftVocabulary::of((0..vocab as u32).collect(), vocab, false)
+        DraftVocabulary::new((0..vocab as u32).collect(), vocab, false)
     }
 
     /// The `size` tokens that are most frequent in answers; of those that are in none, the first.
@@ -30,10 +30,17 @@ impl DraftVocabulary {
         ids.sort_by_key(|&id| (Reverse(counts[id as usize]), id));
         ids.truncate(size);
         ids.sort_unstable();
-        DraftVocabulary::of(ids, vocab, true)
+        DraftVocabulary::new(ids, vocab, true)
     }
 
-    fn of(ids: Vec<u32>, vocab: usize, reduced: bool) -> DraftVocabulary {
+    /// These tokens, in ascending order, of `vocab`; `None`: they are not.
+    pub(crate) fn of(ids: Vec<u32>, vocab: usize) -> Option<DraftVocabulary> {
+        let ascending = ids.windows(2).all(|pair| pair[0] < pair[1]);
+        let known = ids.last().is_some_and(|&last| (last as usize) < vocab);
+        (ascending && known).then(|| DraftVocabulary::new(ids, vocab, true))
+    }
+
+    fn new(ids: Vec<u32>, vocab: usize, reduced: bool) -> DraftVocabulary {
         let mut known = vec![None; vocab];
         (0..).zip(&ids).for_each(|(at, &id)| known[id as usize] = Some(at));
         DraftVocabulary { ids, known, reduced }

@@ -49,7 +49,8 @@ fn texts(dir: &Path, asked: Vec<Asked>, speculation: Option<Speculation>) -> Vec
     TextFile::open(&path, &settings).unwrap().1
 }
 
-fn trainer(dir: &Path, texts: &[Text], steps: u64) -> Trainer {
+/// A training that goes on from the file `checkpoint`, if it is there.
+fn trainer(dir: &Path, texts: &[Text], steps: u64, checkpoint: &str) -> Trainer {
     let fixture = testkit::target_dir(TARGET);
     let (weights, config) = (Weights::open_dir(&fixture).unwrap(), Config::from_dir(&fixture).unwrap());
     let shape = DsparkShape { layers: vec![3, 6], block: 4, rank: 8, mask: 255, taps: vec![1, 3, 5] };
@@ -66,7 +67,8 @@ fn trainer(dir: &Path, texts: &[Text], steps: u64) -> Trainer {
     };
     let running = RunningTarget { model: target(), pool: pool(), isa: testkit::options().isa };
     let weights = TargetWeights { weights: &weights, config: &config };
-    let keeping = Keeping { features: &dir.join("features"), bytes: 1 << 20, held_out: 8 };
+    let keeping =
+        Keeping { features: &dir.join("features"), bytes: 1 << 20, held_out: 8, checkpoint: &dir.join(checkpoint) };
     train::dspark(running, &weights, texts.to_vec(), (shape, Some(64)), options, keeping).unwrap()
 }
 
@@ -88,13 +90,14 @@ fn a_training_that_was_killed_goes_on_with_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
     let texts = texts(dir.path(), asked(0..24), None);
     let about = About::default();
-    let (whole, parts, checkpoint) = (dir.path().join("whole"), dir.path().join("parts"), dir.path().join("checkpoint"));
-    let mut one = trainer(dir.path(), &texts, 6);
+    let (whole, parts, checkpoint) =
+        (dir.path().join("whole"), dir.path().join("parts"), dir.path().join("checkpoint"));
+    let mut one = trainer(dir.path(), &texts, 6, "none");
     for _ in 0..6 {
         one.step().unwrap();
     }
     one.export(&whole, &about).unwrap();
-    let mut first = trainer(dir.path(), &texts, 6);
+    let mut first = trainer(dir.path(), &texts, 6, "none");
     for _ in 0..2 {
         first.step().unwrap();
     }
@@ -102,8 +105,7 @@ fn a_training_that_was_killed_goes_on_with_the_same_bits() {
     // What was done since the checkpoint is lost, and done again.
     first.step().unwrap();
     drop(first);
-    let mut second = trainer(dir.path(), &texts, 6);
-    second.resume(&checkpoint).unwrap();
+    let mut second = trainer(dir.path(), &texts, 6, "checkpoint");
     assert_eq!(second.steps(), 2);
     while second.done() < 1.0 {
         second.step().unwrap();
@@ -116,7 +118,7 @@ fn a_training_that_was_killed_goes_on_with_the_same_bits() {
 fn a_drafter_learns_and_drafts() {
     let dir = tempfile::tempdir().unwrap();
     let all = texts(dir.path(), asked(0..96), None);
-    let mut trainer = trainer(dir.path(), &all, 120);
+    let mut trainer = trainer(dir.path(), &all, 120, "none");
     let before = trainer.evaluate().unwrap().unwrap();
     let mut losses = Vec::new();
     while trainer.done() < 1.0 {

@@ -27,10 +27,10 @@ use serde_json::{Value, json};
 use spec::{CostCurve, Rule};
 
 use crate::bench::spec::questions::Questions;
-use cli::prompts::Encoder;
 use crate::draft::Kind;
 use cli::load::ModelArgs;
 use cli::machine;
+use cli::prompts::Encoder;
 use identity::{Run, Shape, Source, Subject};
 
 #[derive(Debug, Clone, Args)]

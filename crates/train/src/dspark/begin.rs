@@ -103,7 +103,9 @@ fn layer(
     parameters.add(format!("{name}.input_norm"), &ones(hidden)?)?;
     parameters.add(format!("{name}.o"), &load("self_attn.o_proj", &[hidden, q])?.t()?)?;
     parameters.add(format!("{name}.post_norm"), &load("post_attention_layernorm", &[hidden])?)?;
-    for (part, shape) in [("gate", [intermediate, hidden]), ("up", [intermediate, hidden]), ("down", [hidden, intermediate])] {
+    for (part, shape) in
+        [("gate", [intermediate, hidden]), ("up", [intermediate, hidden]), ("down", [hidden, intermediate])]
+    {
         parameters.add(format!("{name}.{part}"), &load(&format!("mlp.{part}_proj"), &shape)?.t()?)?;
     }
     Ok(())
@@ -116,6 +118,7 @@ fn ones(len: usize) -> Result<Tensor, TrainError> {
 /// Numbers between -size and size, by the seed and which tensor it is.
 fn drawn(shape: &[usize], size: f32, (seed, which): (u64, u64)) -> Result<Tensor, TrainError> {
     let mut chance = chance(seed, Purpose::Weights, which);
-    let numbers = (0..shape.iter().product()).map(|_| size * (2.0 * chance.random::<f32>() - 1.0)).collect::<Vec<f32>>();
+    let numbers =
+        (0..shape.iter().product()).map(|_| size * (2.0 * chance.random::<f32>() - 1.0)).collect::<Vec<f32>>();
     Ok(Tensor::from_vec(numbers, shape, &Device::Cpu)?)
 }

@@ -22,12 +22,8 @@ const BLOCK: usize = 5;
 fn trained(name: &str, known: Option<usize>) -> (Dspark, Text) {
     let dir = testkit::target_dir(name);
     let (weights, config) = (Weights::open_dir(&dir).unwrap(), Config::from_dir(&dir).unwrap());
-    let text = Text {
-        origin: Origin::Own,
-        number: 0,
-        prompt: 7,
-        tokens: (0..40u32).map(|at| at * at * 7 % 60).collect(),
-    };
+    let text =
+        Text { origin: Origin::Own, number: 0, prompt: 7, tokens: (0..40u32).map(|at| at * at * 7 % 60).collect() };
     let vocabulary = match known {
         Some(size) => DraftVocabulary::most_frequent(size, config.vocab, std::slice::from_ref(&text)),
         None => DraftVocabulary::whole(config.vocab),
@@ -39,7 +35,8 @@ fn trained(name: &str, known: Option<usize>) -> (Dspark, Text) {
     for (at, (_, parameter)) in drafter.parameters.all.iter().enumerate() {
         // Something everywhere, that f16 can say.
         let noise = |number: usize| ((number * 31 + at * 17) % 23) as f32 / 230.0 - 0.05;
-        let numbers: Vec<f32> = values(&parameter.var).unwrap().iter().enumerate().map(|(at, x)| x + noise(at)).collect();
+        let numbers: Vec<f32> =
+            values(&parameter.var).unwrap().iter().enumerate().map(|(at, x)| x + noise(at)).collect();
         let tensor = Tensor::from_vec(numbers, parameter.var.shape(), &Device::Cpu).unwrap();
         parameter.var.set(&tensor.to_dtype(DType::F16).unwrap().to_dtype(DType::F32).unwrap()).unwrap();
     }
@@ -67,7 +64,8 @@ fn same_forward(name: &str, known: Option<usize>) {
     let features = tempfile::tempdir().unwrap();
     let isa = testkit::options().isa;
     let mut store =
-        FeatureStore::new((Arc::clone(&target), Pool::new(NonZeroUsize::MIN), isa), taps.clone(), features.path(), 0).unwrap();
+        FeatureStore::new((Arc::clone(&target), Pool::new(NonZeroUsize::MIN), isa), taps.clone(), features.path(), 0)
+            .unwrap();
     let said = store.of(&text).unwrap();
     let mut batch = Batch::default();
     let anchors = anchors(&text, 3, None);
@@ -78,24 +76,43 @@ fn same_forward(name: &str, known: Option<usize>) {
     // The loader's side, of each block by itself.
     let weights = Weights::open_dir(out.path()).unwrap();
     let part = known < 256;
-    let config = if part { Config::from_part(out.path(), "transformer_layer_config") } else { Config::from_dir(out.path()) };
+    let config =
+        if part { Config::from_part(out.path(), "transformer_layer_config") } else { Config::from_dir(out.path()) };
     let head = part.then_some(known);
-    let backbone = Backbone::load(&weights, config.unwrap(), (taps.len(), head), &target, &pool, testkit::options()).unwrap();
+    let backbone =
+        Backbone::load(&weights, config.unwrap(), (taps.len(), head), &target, &pool, testkit::options()).unwrap();
     let mut cache = KvCache::new(backbone.kv_layout(KvFormat::F32), 8);
     let mut workspace = Workspace::new();
     for (at, &anchor) in anchors.iter().enumerate() {
         let mut sequence = cache.match_prefix(&[], &Salt::default());
         cache.reserve(&mut sequence, anchor + BLOCK).unwrap();
-        let segment = Segment { sequence: &sequence, start: 0, tokens: &text.tokens[..anchor], visibility: Visibility::Causal, logits: Logits::None };
+        let segment = Segment {
+            sequence: &sequence,
+            start: 0,
+            tokens: &text.tokens[..anchor],
+            visibility: Visibility::Causal,
+            logits: Logits::None,
+        };
         let width = target.config().hidden;
         let tap = |tap: usize| -> Vec<f32> {
-            said.hidden.chunks_exact(said.width).take(anchor).flat_map(|row| &row[tap * width..][..width]).map(|x| x.to_f32()).collect()
+            said.hidden
+                .chunks_exact(said.width)
+                .take(anchor)
+                .flat_map(|row| &row[tap * width..][..width])
+                .map(|x| x.to_f32())
+                .collect()
         };
         let taps = [tap(0), tap(1)];
         backbone.read(&mut workspace, &pool, cache.layers(), &[segment], &[&taps[0], &taps[1]]).unwrap();
         let rows: Vec<usize> = (0..BLOCK).collect();
         let tokens = &batch.tokens[at * BLOCK..][..BLOCK];
-        let block = Segment { sequence: &sequence, start: anchor, tokens, visibility: Visibility::Block, logits: Logits::Rows(&rows) };
+        let block = Segment {
+            sequence: &sequence,
+            start: anchor,
+            tokens,
+            visibility: Visibility::Block,
+            logits: Logits::Rows(&rows),
+        };
         let output = backbone.forward(&mut workspace, &pool, cache.layers(), &[block]).unwrap();
         let far = [
             apart(&output.taps[0], &hidden[at * BLOCK * width..][..BLOCK * width]),

@@ -31,7 +31,13 @@ impl CustomOp2 for SiluMul {
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 
-    fn bwd(&self, gate: &Tensor, up: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(
+        &self,
+        gate: &Tensor,
+        up: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (mut gates, mut ups, gradients) = (values(gate)?, values(up)?, values(gradient)?);
         gates.par_iter_mut().zip(&mut ups).zip(&gradients).with_min_len(PART).for_each(|((gate, up), &gradient)| {
             let s = sigmoid(*gate);

@@ -39,9 +39,17 @@ mod tests {
     /// Compares the gradients of `sum(weights * f(inputs))` with differences of f, at every number of every input.
     fn check(shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Result<Tensor>) {
         let value = |seed: usize, at: usize| ((seed * 7919 + at * 104_729) % 1000) as f32 / 500.0 - 1.0;
-        let inputs: Vec<Vec<f32>> = shapes.iter().enumerate().map(|(seed, shape)| (0..shape.iter().product()).map(|at: usize| value(seed + 1, at)).collect()).collect();
+        let inputs: Vec<Vec<f32>> = shapes
+            .iter()
+            .enumerate()
+            .map(|(seed, shape)| (0..shape.iter().product()).map(|at: usize| value(seed + 1, at)).collect())
+            .collect();
         let tensors = |inputs: &[Vec<f32>]| -> Vec<Var> {
-            inputs.iter().zip(shapes).map(|(values, &shape)| Var::from_vec(values.clone(), shape, &Device::Cpu).unwrap()).collect()
+            inputs
+                .iter()
+                .zip(shapes)
+                .map(|(values, &shape)| Var::from_vec(values.clone(), shape, &Device::Cpu).unwrap())
+                .collect()
         };
         let sum = |vars: &[Var]| {
             let inputs: Vec<Tensor> = vars.iter().map(|var| var.as_tensor().clone()).collect();
@@ -61,7 +69,10 @@ mod tests {
                     f64::from(sum(&tensors(&inputs)).to_scalar::<f32>().unwrap())
                 };
                 let difference = (moved(1e-2) - moved(-1e-2)) / 2e-2;
-                assert!((difference - f64::from(*gradient)).abs() < 4e-3, "input {at}, number {number}: {gradient} by gradient, {difference} by difference");
+                assert!(
+                    (difference - f64::from(*gradient)).abs() < 4e-3,
+                    "input {at}, number {number}: {gradient} by gradient, {difference} by difference"
+                );
             }
         }
     }

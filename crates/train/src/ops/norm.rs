@@ -44,7 +44,13 @@ impl CustomOp2 for RmsNorm {
         "rms norm"
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout, weight: &CpuStorage, of: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        weight: &CpuStorage,
+        of: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
         let (x, weight) = (numbers(x, layout)?, numbers(weight, of)?);
         let mut out = vec![0.0; x.len()];
         out.par_chunks_mut(weight.len()).zip(x.par_chunks(weight.len())).with_min_len(PART).for_each(|(out, row)| {
@@ -54,14 +60,23 @@ impl CustomOp2 for RmsNorm {
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (rows, weights, gradients) = (values(x)?, values(weight)?, values(gradient)?);
         let (width, mut out) = (weights.len(), vec![0.0; rows.len()]);
-        let parts = out.par_chunks_mut(PART * width).zip(rows.par_chunks(PART * width)).zip(gradients.par_chunks(PART * width));
+        let parts =
+            out.par_chunks_mut(PART * width).zip(rows.par_chunks(PART * width)).zip(gradients.par_chunks(PART * width));
         let sums: Vec<Vec<f32>> = parts
             .map(|((out, rows), gradients)| {
                 let mut sum = vec![0.0; width];
-                for ((out, row), gradient) in out.chunks_exact_mut(width).zip(rows.chunks_exact(width)).zip(gradients.chunks_exact(width)) {
+                for ((out, row), gradient) in
+                    out.chunks_exact_mut(width).zip(rows.chunks_exact(width)).zip(gradients.chunks_exact(width))
+                {
                     self.row_gradient([row, &weights, gradient], out, &mut sum);
                 }
                 sum

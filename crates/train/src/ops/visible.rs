@@ -55,26 +55,34 @@ impl CustomOp1 for VisibleSoftmax {
         let (scores, Self(visible)) = (numbers(scores, layout)?, self);
         let keys = layout.dims().last().copied().unwrap_or(1).max(1);
         let mut out = vec![0.0; scores.len()];
-        out.par_chunks_mut(keys).zip(scores.par_chunks(keys)).with_min_len(32).enumerate().for_each(|(row, (out, scores))| {
-            let ranges = visible.of(row);
-            let seen = ranges.iter().flat_map(|range| &scores[range.clone()]);
-            let greatest = seen.fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-            let at = (greatest, visible.scale);
-            let sum: f32 = ranges.iter().map(|range| exponentials(&scores[range.clone()], &mut out[range.clone()], at)).sum();
-            ranges.iter().for_each(|range| out[range.clone()].iter_mut().for_each(|weight| *weight /= sum));
-        });
+        out.par_chunks_mut(keys).zip(scores.par_chunks(keys)).with_min_len(32).enumerate().for_each(
+            |(row, (out, scores))| {
+                let ranges = visible.of(row);
+                let seen = ranges.iter().flat_map(|range| &scores[range.clone()]);
+                let greatest = seen.fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+                let at = (greatest, visible.scale);
+                let sum: f32 =
+                    ranges.iter().map(|range| exponentials(&scores[range.clone()], &mut out[range.clone()], at)).sum();
+                ranges.iter().for_each(|range| out[range.clone()].iter_mut().for_each(|weight| *weight /= sum));
+            },
+        );
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 
     fn bwd(&self, scores: &Tensor, weights: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let (weights, mut gradients, Self(visible)) = (values(weights)?, values(gradient)?, self);
         let keys = scores.dims().last().copied().unwrap_or(1).max(1);
-        gradients.par_chunks_mut(keys).zip(weights.par_chunks(keys)).with_min_len(32).for_each(|(gradients, weights)| {
-            // Where nothing is seen the weight is 0, and so is the gradient.
-            let mean: f32 = gradients.iter().zip(weights).map(|(gradient, weight)| gradient * weight).sum();
-            let scale = visible.scale;
-            gradients.iter_mut().zip(weights).for_each(|(gradient, weight)| *gradient = weight * (*gradient - mean) * scale);
-        });
+        gradients.par_chunks_mut(keys).zip(weights.par_chunks(keys)).with_min_len(32).for_each(
+            |(gradients, weights)| {
+                // Where nothing is seen the weight is 0, and so is the gradient.
+                let mean: f32 = gradients.iter().zip(weights).map(|(gradient, weight)| gradient * weight).sum();
+                let scale = visible.scale;
+                gradients
+                    .iter_mut()
+                    .zip(weights)
+                    .for_each(|(gradient, weight)| *gradient = weight * (*gradient - mean) * scale);
+            },
+        );
         Tensor::from_vec(gradients, scores.shape(), scores.device()).map(Some)
     }
 }

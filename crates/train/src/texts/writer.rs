@@ -159,7 +159,8 @@ impl TextWriter<'_> {
                 Job { origin: Origin::Prompts, number, prompt: Some(tokens), opening: "" }
             }
             Asked::Own { number } => {
-                let at = chance(self.settings.seed, Purpose::Opening, u64::from(number)).random_range(0..OPENINGS.len());
+                let at =
+                    chance(self.settings.seed, Purpose::Opening, u64::from(number)).random_range(0..OPENINGS.len());
                 Job { origin: Origin::Own, number, prompt: None, opening: OPENINGS[at] }
             }
         }

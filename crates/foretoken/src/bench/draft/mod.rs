@@ -18,10 +18,10 @@ use model::{LoadOptions, Logits, Segment, Tap, Visibility, Workspace};
 use serde_json::{Value, json};
 
 use self::make::{Kind, Shape};
-use cli::load::{Loaded, ModelArgs};
-use cli::progress;
 use crate::report::Report;
 use crate::stats::Samples;
+use cli::load::{Loaded, ModelArgs};
+use cli::progress;
 
 /// Rows of a forward that reads the context.
 const ROWS: usize = 128;

@@ -20,13 +20,13 @@ use serde_json::{Value, json};
 
 use self::judge::{Judge, Text};
 use self::search::{Candidate, Found};
-use cli::prompts;
 use super::spec::questions::Questions;
-use cli::prompts::Encoder;
 use crate::draft_model::SkipSet;
+use crate::report::Report;
 use cli::load::{Loaded, ModelArgs};
 use cli::progress;
-use crate::report::Report;
+use cli::prompts;
+use cli::prompts::Encoder;
 
 /// What is searched, and how long.
 #[derive(Debug, Args)]

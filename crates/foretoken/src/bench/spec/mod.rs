@@ -31,15 +31,15 @@ use self::crowd::Point;
 use self::drive::Asking;
 use self::oracle::Truths;
 use self::questions::{Question, Questions};
-use cli::prompts::Encoder;
 use self::single::Summary;
 use crate::bench::kernels::compute_name;
-use cli::prompts;
 use crate::draft::{Allowance, Kind};
-use cli::load::ModelArgs;
-use cli::progress;
 use crate::report::{self, Report};
 use crate::serve::{kv_bytes, public_name};
+use cli::load::ModelArgs;
+use cli::progress;
+use cli::prompts;
+use cli::prompts::Encoder;
 
 /// Requests of one turn at a number of clients, where nothing else is asked for: for each client, and at least.
 const REQUESTS_PER_CLIENT: usize = 2;
