@@ -44,11 +44,11 @@ pub(crate) fn card(
     if let Some(held_out) = held_out {
         let shares = |shares: Vec<f64>| shares.iter().map(|share| format!("{share:.3}")).collect::<Vec<_>>().join(", ");
         // Nothing can go wrong in writing to a string.
-        let _ = write!(
+        let _ = writeln!(
             card,
             "- On the texts that were held out, had their own tokens come before each draft: {:.3} tokens a round at \
              temperature 1, {:.3} greedy (the target's own included); accepted by place: {}; the target's likeliest token by \
-             place: {}.\n",
+             place: {}.",
             held_out.tau(),
             held_out.greedy_tau(),
             shares(held_out.acceptance()),

@@ -26,17 +26,15 @@ pub(crate) fn write_tensors(
     for (name, kind, shape, bytes) in &tensors {
         views.push((name.clone(), TensorView::new(*kind, shape.clone(), bytes).map_err(broken)?));
     }
-    let unfinished = path.with_extension("unfinished");
-    safetensors::serialize_to_file(views, about, &unfinished).map_err(broken)?;
-    fs::rename(&unfinished, path).map_err(|source| TrainError::io("write", path, source))
+    write(path, &safetensors::serialize(views, about).map_err(broken)?)
 }
 
-/// Writes a text.
+/// Writes a file.
 ///
 /// # Errors
-/// When the file cannot be written.
-pub(crate) fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
+/// When it cannot be written.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
     let unfinished = path.with_extension("unfinished");
-    let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path));
+    let written = fs::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, path));
     written.map_err(|source| TrainError::io("write", path, source))
 }

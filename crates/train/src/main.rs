@@ -24,7 +24,7 @@ use show::Shown;
 ///
 /// The drafter is written to --out again and again while it learns, and is there to be tried: foretoken run --draft DIR.
 #[derive(Debug, Parser)]
-#[command(name = "foretoken train", version, max_term_width = 100)]
+#[command(name = "foretoken-train", bin_name = "foretoken train", version, max_term_width = 100)]
 struct TrainArgs {
     /// The model to draft for: a Hugging Face repository, a directory, a .gguf file or pip:PACKAGE
     /// [default: SmolLM2-135M-Instruct]

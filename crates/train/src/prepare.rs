@@ -53,6 +53,7 @@ pub(crate) fn texts(args: &TextArgs, seed: u64, work: &Path, loaded: Loaded) -> 
         let service = Service::start(model, tokenizer.clone(), pool, options, None);
         let (handle, template) = (&service.handle(), template.as_ref());
         let writer = TextWriter { handle, tokenizer: &tokenizer, template, settings: &settings, at_once };
+        eprintln!("the target writes {left} texts; {} are there", wanted.len() - left);
         let bar = progress::steps("texts", left as u64);
         writer.write(asked, &done, &mut file, |_| bar.inc(1))?;
         bar.finish_and_clear();

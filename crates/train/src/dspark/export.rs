@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::Dspark;
 use crate::TrainError;
-use crate::files::{Written, write_tensors, write_text};
+use crate::files::{self, Written, write_tensors};
 use crate::ops::values;
 
 /// What the files say beside the weights.
@@ -27,8 +27,8 @@ pub(super) fn write(drafter: &Dspark, dir: &Path, about: &About) -> Result<(), T
     std::fs::create_dir_all(dir).map_err(|source| TrainError::io("make", dir, source))?;
     let config = config(drafter, &about.target)?;
     write_tensors(&dir.join("model.safetensors"), None, tensors(drafter)?)?;
-    write_text(&dir.join("config.json"), &format!("{config:#}\n"))?;
-    write_text(&dir.join("README.md"), &about.card)
+    files::write(&dir.join("config.json"), format!("{config:#}\n").as_bytes())?;
+    files::write(&dir.join("README.md"), about.card.as_bytes())
 }
 
 fn config(drafter: &Dspark, target: &str) -> Result<Value, TrainError> {
@@ -92,7 +92,7 @@ fn layers(drafter: &Dspark) -> Result<Value, TrainError> {
         "head_dim": config.head_dim,
         "vocab_size": config.vocab,
         "max_position_embeddings": config.context,
-        "rms_norm_eps": config.norm_eps,
+        "rms_norm_eps": short(config.norm_eps),
         "rope_theta": config.rope.theta,
         "hidden_act": "silu",
         "attention_bias": false,
@@ -102,6 +102,11 @@ fn layers(drafter: &Dspark) -> Result<Value, TrainError> {
         layers["rope_scaling"] = Value::Object(scaling);
     }
     Ok(layers)
+}
+
+/// A number with no more digits than it has.
+fn short(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
 }
 
 fn scaling(scaling: &RopeScaling) -> Result<Option<Map<String, Value>>, TrainError> {
