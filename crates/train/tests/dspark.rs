@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::batch::{Service, ServiceOptions, Speculation};
+use engine::batch::{DraftCounts, Service, ServiceOptions, Speculation};
 use kernels::{KvFormat, Pool};
 use model::Model;
 use model::config::Config;
@@ -37,7 +37,12 @@ fn asked(numbers: std::ops::Range<u32>) -> Vec<Asked> {
 }
 
 /// The answers to these prompts.
-fn texts(dir: &Path, asked: Vec<Asked>, speculation: Option<Speculation>) -> Vec<Text> {
+fn texts(dir: &Path, asked: Vec<Asked>) -> Vec<Text> {
+    drafted_texts(dir, asked, None).0
+}
+
+/// The same with a drafter, and what became of its drafts.
+fn drafted_texts(dir: &Path, asked: Vec<Asked>, speculation: Option<Speculation>) -> (Vec<Text>, DraftCounts) {
     let settings = TextSettings { target: "tiny".into(), seed: 5, answer_tokens: 40 };
     let path = dir.join("texts.jsonl");
     let (mut file, found) = TextFile::open(&path, &settings).unwrap();
@@ -46,7 +51,7 @@ fn texts(dir: &Path, asked: Vec<Asked>, speculation: Option<Speculation>) -> Vec
     let (handle, tokenizer) = (&service.handle(), &testkit::byte_tokenizer());
     let writer = TextWriter { handle, tokenizer, template: None, settings: &settings, at_once: 4 };
     writer.write(asked, &done, &mut file, |_| ()).unwrap();
-    TextFile::open(&path, &settings).unwrap().1
+    (TextFile::open(&path, &settings).unwrap().1, handle.stats().drafts)
 }
 
 /// A training that goes on from the file `checkpoint`, if it is there.
@@ -79,16 +84,16 @@ fn files(dir: &Path) -> Vec<Vec<u8>> {
 #[test]
 fn texts_are_the_same_whoever_writes_them_when() {
     let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let at_once = texts(whole.path(), asked(0..12), None);
-    texts(parts.path(), asked(0..5), None);
-    assert_eq!(texts(parts.path(), asked(0..12), None), at_once);
+    let at_once = texts(whole.path(), asked(0..12));
+    texts(parts.path(), asked(0..5));
+    assert_eq!(texts(parts.path(), asked(0..12)), at_once);
     assert!(at_once.iter().all(|text| text.prompt == 8 && text.tokens.len() > 8));
 }
 
 #[test]
 fn a_training_that_was_killed_goes_on_with_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
-    let texts = texts(dir.path(), asked(0..24), None);
+    let texts = texts(dir.path(), asked(0..24));
     let about = About::default();
     let (whole, parts, checkpoint) =
         (dir.path().join("whole"), dir.path().join("parts"), dir.path().join("checkpoint"));
@@ -117,7 +122,7 @@ fn a_training_that_was_killed_goes_on_with_the_same_bits() {
 #[test]
 fn a_drafter_learns_and_drafts() {
     let dir = tempfile::tempdir().unwrap();
-    let all = texts(dir.path(), asked(0..96), None);
+    let all = texts(dir.path(), asked(0..96));
     let mut trainer = trainer(dir.path(), &all, 120, "none");
     let before = trainer.evaluate().unwrap().unwrap();
     let mut losses = Vec::new();
@@ -141,5 +146,11 @@ fn a_drafter_learns_and_drafts() {
     let speculation = Speculation { drafter, max_drafts: 4, curve };
     let drafted = dir.path().join("drafted");
     std::fs::create_dir(&drafted).unwrap();
-    assert_eq!(texts(&drafted, asked(0..96), Some(speculation)), all);
+    let (drafted, counts) = drafted_texts(&drafted, asked(0..96), Some(speculation));
+    assert_eq!(drafted, all);
+    let rounds = counts.proposals as f64;
+    let tau = 1.0 + counts.accepted as f64 / rounds;
+    // Half of the answers are greedy; and where one ends, or goes on with what the drafter wrote, a block is cut short.
+    let promised = (after.tau() + after.greedy_tau()) / 2.0;
+    assert!((tau - promised).abs() < 0.25 * promised, "{tau} tokens a round, where {promised} were promised");
 }
