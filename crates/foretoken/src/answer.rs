@@ -9,8 +9,8 @@ use engine::{Delta, Drafting, Engine, FinishReason, Generation, SamplingParams};
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::machine;
 use crate::tally::{Tally, Work};
+use cli::machine;
 
 /// A finished answer.
 pub(crate) struct Answer {

@@ -16,8 +16,8 @@ use model::source::Settings;
 use serde::{Deserialize, Serialize};
 use spec::CostCurve;
 
-use crate::load::Loaded;
-use crate::machine;
+use cli::load::Loaded;
+use cli::machine;
 
 /// What a file holds.
 #[derive(Debug, Serialize, Deserialize, PartialEq)]

@@ -16,8 +16,8 @@ use model::source::Progress;
 use model::tokenizer::{Specials, Tokenizer};
 
 use self::input::Input;
-use crate::progress::Bar;
-use crate::{load, machine};
+use cli::progress::Bar;
+use cli::{load, machine};
 
 #[derive(Debug, Args)]
 pub(crate) struct DatastoreArgs {

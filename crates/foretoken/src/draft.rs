@@ -14,7 +14,7 @@ use engine::batch::Speculation;
 
 use crate::cost_cache;
 use crate::draft_model::SkipSet;
-use crate::load::Loaded;
+use cli::load::Loaded;
 
 /// How to draft.
 #[derive(Debug, Clone, Args)]

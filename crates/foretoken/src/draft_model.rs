@@ -1,16 +1,18 @@
 //! Models that draft for the model: a smaller one, or the model itself without some of its layers.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use cli::load::{self, Loaded};
 use draft::{DraftModel, DraftModelOptions, Drafter};
+use model::source::{Kind, Located};
 use model::{LoadOptions, Model};
 
 use crate::cost_cache::{self, Measured};
 use crate::draft::{Allowance, DraftQuant};
-use crate::load::{self, Loaded};
 
 /// Tokens of prompts that a draft model reads in one step at most, beside the newest few of each request.
 const READ_AHEAD: usize = 256;
@@ -24,7 +26,7 @@ impl Allowance {
     /// # Errors
     /// When the model cannot be had, read or run here, or has another tokenizer than the target.
     pub(crate) fn other(self, name: &str, target: &Loaded) -> Result<Box<dyn Drafter>> {
-        if let Some(dir) = load::learned_draft(name)? {
+        if let Some(dir) = learned_draft(name)? {
             let (model, vocab) = (&target.model, target.model.config().vocab.min(target.tokenizer.vocab_size()));
             let drafts_for = draft::Target { model, vocab, kv_format: target.kv_format };
             let quantise = self.draft_quant == DraftQuant::Q8_0;
@@ -36,7 +38,7 @@ impl Allowance {
             }
             return Ok(drafter);
         }
-        let draft = load::load_draft(name, target)?;
+        let draft = load_draft(name, target)?;
         let measured = Measured { name: &draft.name, bytes_on_disk: draft.bytes_on_disk, model: &draft.model };
         self.drafter("model", measured, target)
     }
@@ -71,6 +73,43 @@ impl Allowance {
             min_survival: MIN_SURVIVAL,
         }
     }
+}
+
+/// A model that is to draft for another one.
+struct LoadedDraft {
+    /// What it is called.
+    name: String,
+    /// Size of its weight files.
+    bytes_on_disk: u64,
+    model: Arc<Model>,
+}
+
+/// Finds or fetches the model `name`, and loads it to draft for `target`, on its threads.
+///
+/// # Errors
+/// When the model cannot be had, read or run here, or when its tokens are not the target's: that is known before its
+/// weights are read.
+fn load_draft(name: &str, target: &Loaded) -> Result<LoadedDraft> {
+    let Located { kind, name } = load::locate(Some(name))?;
+    let context = || format!("cannot draft with {name}");
+    let (weights, config, tokenizer, _) = load::open(&kind, false).with_context(context)?;
+    tokenizer.check_vocab(config.vocab).with_context(context)?;
+    tokenizer.check_drafts_for(&target.tokenizer).with_context(context)?;
+    let options = LoadOptions { isa: target.isa, compute: target.compute, quantise: false };
+    let model = Model::load(&weights, config, &target.pool, options).with_context(context)?;
+    Ok(LoadedDraft { bytes_on_disk: weights.bytes_on_disk(), model: Arc::new(model), name })
+}
+
+/// The directory of a drafter that was trained for a target, if this is one and no model of its own. It is fetched if it
+/// must be.
+///
+/// # Errors
+/// When the name names nothing, or it cannot be fetched or read.
+fn learned_draft(name: &str) -> Result<Option<PathBuf>> {
+    let Located { kind, name } = load::locate(Some(name))?;
+    let Kind::Directory(dir) = kind else { return Ok(None) };
+    let learned = draft::is_learned(&dir).with_context(|| format!("cannot draft with {name}"))?;
+    Ok(learned.then_some(dir))
 }
 
 /// The layers that a model leaves out when it drafts for itself.

@@ -10,11 +10,8 @@ mod cost_cache;
 mod datastore;
 mod draft;
 mod draft_model;
-mod load;
-mod machine;
 mod models;
 mod plan;
-mod progress;
 mod prompt;
 mod report;
 mod run;
@@ -22,6 +19,7 @@ mod sampling;
 mod serve;
 mod stats;
 mod tally;
+mod train;
 
 use std::io;
 use std::process::ExitCode;
@@ -48,6 +46,8 @@ enum Command {
     Datastore(datastore::DatastoreArgs),
     /// Work out, before anything runs, what a model's keys and values need and what drafting could earn
     Plan(plan::PlanArgs),
+    /// Train a drafter for a model (`foretoken train --help` lists the options)
+    Train(train::TrainArgs),
     /// Prove that drafts change no answer: exit code 1 and the first difference if they do
     Audit(audit::AuditArgs),
     /// Measure: every figure printed comes from this run on this machine
@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         Command::Models(args) => models::run(&args),
         Command::Datastore(args) => datastore::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Train(args) => train::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Bench(args) => bench::run(&args),
     };

@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use model::source::{self, Kind};
 
-use crate::load::locate;
+use cli::load::locate;
 
 #[derive(Debug, Args)]
 pub(crate) struct ModelsArgs {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use spec::{CostCurve, Number, best_draft_length, expected_tokens, largest_batch, speedup};
 
 use self::config::{Part, Shape};
-use crate::load::locate;
+use cli::load::locate;
 
 /// Drafts of the longest chain in the table.
 const MOST_DRAFTS: usize = 16;

@@ -12,9 +12,9 @@ use spec::Rule;
 
 use crate::answer::{self, Answer, Show};
 use crate::draft::DraftArgs;
-use crate::load::{Loaded, ModelArgs};
 use crate::prompt::{self, Prompt};
 use crate::sampling::SamplingArgs;
+use cli::load::{Loaded, ModelArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {

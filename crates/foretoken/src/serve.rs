@@ -15,8 +15,8 @@ use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
 use crate::draft::DraftArgs;
-use crate::load::{Loaded, ModelArgs};
-use crate::machine;
+use cli::load::{Loaded, ModelArgs};
+use cli::machine;
 
 /// Where the API key may stand instead of in the arguments, which every user of the machine can read.
 pub(crate) const KEY_VARIABLE: &str = "FORETOKEN_API_KEY";

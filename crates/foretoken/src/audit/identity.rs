@@ -19,7 +19,7 @@ use super::drive::{self, Answer};
 use super::foresight::Foresight;
 use crate::bench::spec::questions::Question;
 use crate::draft::{Allowance, Kind};
-use crate::load::Loaded;
+use cli::load::Loaded;
 
 /// Drafts on a path at most.
 const MAX_DRAFTS: usize = 8;

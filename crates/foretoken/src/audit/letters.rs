@@ -14,7 +14,7 @@ use model::{LoadOptions, Model};
 use serde_json::{Map, Value, json};
 
 use crate::bench::random::Random;
-use crate::load::Loaded;
+use cli::load::Loaded;
 
 /// Letters of its alphabet: all of its vocabulary.
 pub(super) const LETTERS: usize = 16;

@@ -26,10 +26,11 @@ use clap::Args;
 use serde_json::{Value, json};
 use spec::{CostCurve, Rule};
 
-use crate::bench::spec::questions::{Encoder, Questions};
+use crate::bench::spec::questions::Questions;
 use crate::draft::Kind;
-use crate::load::ModelArgs;
-use crate::machine;
+use cli::load::ModelArgs;
+use cli::machine;
+use cli::prompts::Encoder;
 use identity::{Run, Shape, Source, Subject};
 
 #[derive(Debug, Clone, Args)]

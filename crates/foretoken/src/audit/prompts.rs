@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::bench::prompts::{self, Content, Line};
+use cli::prompts::{self, Content, Line};
 
 /// The prompts of an audit that is given none.
 const BUILT_IN: [&str; 8] = [

@@ -14,10 +14,10 @@ use serde_json::json;
 use super::curve::Curve;
 use super::paging::Paging;
 use super::probes::{self, Ceilings};
-use crate::load::{Loaded, ModelArgs};
-use crate::machine;
 use crate::report::{self, Report};
 use crate::stats::Samples;
+use cli::load::{Loaded, ModelArgs};
+use cli::machine;
 
 /// Single-token steps of one decoding measurement.
 const DECODE_STEPS: usize = 32;

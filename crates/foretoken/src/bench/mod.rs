@@ -5,7 +5,6 @@ mod draft;
 mod kernels;
 mod paging;
 mod probes;
-pub(crate) mod prompts;
 pub(crate) mod random;
 mod serve;
 mod skip;

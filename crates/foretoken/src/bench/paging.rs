@@ -6,8 +6,8 @@ use std::time::Instant;
 use kernels::{Attention, AttentionRow, KvLayer, KvSlot, PAGE, Strided};
 use serde_json::{Value, json};
 
-use crate::load::Loaded;
 use crate::stats::Samples;
+use cli::load::Loaded;
 
 /// Timed sweeps over all layers.
 const SWEEPS: usize = 41;

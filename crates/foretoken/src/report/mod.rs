@@ -16,7 +16,7 @@ pub(crate) use axis::{Scale, number};
 pub(crate) use chart::{Axis, Chart, Mark, Point, Series};
 pub(crate) use page::Page;
 
-use crate::machine;
+use cli::machine;
 
 /// One bench's results under the conditions they were measured in.
 pub(crate) struct Report {

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use spec::Expansion;
 
 use self::make::{Kind, Shape};
-use crate::load::{Loaded, ModelArgs};
-use crate::progress;
 use crate::report::Report;
 use crate::stats::Samples;
+use cli::load::{Loaded, ModelArgs};
+use cli::progress;
 
 /// Rows of a forward that reads the context.
 const ROWS: usize = 128;

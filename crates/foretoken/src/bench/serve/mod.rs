@@ -35,9 +35,9 @@ use self::point::Point;
 use self::scenarios::ScenarioArgs;
 use self::words::Words;
 use self::workload::{Endpoint, Params, Prompts, Workload};
-use crate::load::ModelArgs;
 use crate::report::{self, Report};
 use crate::serve::{self, BatchArgs, KEY_VARIABLE, LogFormat};
+use cli::load::ModelArgs;
 
 /// Requests of each client of a closed loop, and of an open one, where nothing else is asked for.
 const REQUESTS_PER_CLIENT: u64 = 8;

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::bench::kernels::compute_name;
-use crate::load::ModelArgs;
 use crate::serve::{BatchArgs, IO_THREADS, public_name};
+use cli::load::ModelArgs;
 
 /// A running server. Dropping it without [`Own::stop`] leaves its threads to the end of the process.
 pub(crate) struct Own {

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::intruder::Setting;
 use super::point::{Point, Summary};
 use super::prefix::SharedPrefix;
-use crate::machine;
 use crate::report::number;
+use cli::machine;
 
 /// The conditions of a run.
 pub(crate) fn head(out: &mut impl Write, report: &Value) -> io::Result<()> {

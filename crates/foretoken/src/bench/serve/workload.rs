@@ -10,8 +10,8 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 
 use super::words::Words;
-use crate::bench::prompts::{self, Content, Line};
 use crate::bench::random::Random;
+use cli::prompts::{self, Content, Line};
 
 /// Which of the two APIs is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

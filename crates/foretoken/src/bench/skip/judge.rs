@@ -12,7 +12,7 @@ use model::{Logits, Model, Segment, Visibility, Workspace};
 
 use super::score::{Costs, agreement, score};
 use super::search::Candidate;
-use crate::load::Loaded;
+use cli::load::Loaded;
 
 /// Rows of one forward.
 const ROWS: usize = 256;

@@ -20,12 +20,13 @@ use serde_json::{Value, json};
 
 use self::judge::{Judge, Text};
 use self::search::{Candidate, Found};
-use super::prompts;
-use super::spec::questions::{Encoder, Questions};
+use super::spec::questions::Questions;
 use crate::draft_model::SkipSet;
-use crate::load::{Loaded, ModelArgs};
-use crate::progress;
 use crate::report::Report;
+use cli::load::{Loaded, ModelArgs};
+use cli::progress;
+use cli::prompts;
+use cli::prompts::Encoder;
 
 /// What is searched, and how long.
 #[derive(Debug, Args)]

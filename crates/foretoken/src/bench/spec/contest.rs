@@ -16,7 +16,7 @@ use super::drive::{self, Asking};
 use super::oracle::{Oracle, Truths};
 use super::questions::Question;
 use crate::draft::{Allowance, Kind};
-use crate::load::Loaded;
+use cli::load::Loaded;
 
 /// Tokens of the prompt and of the answer that a new engine warms up with: its buffers grow, and nobody learns from it.
 const WARM_UP: usize = 8;

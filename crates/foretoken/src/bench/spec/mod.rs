@@ -30,15 +30,16 @@ use self::contest::{Checks, Contestant, Setup};
 use self::crowd::Point;
 use self::drive::Asking;
 use self::oracle::Truths;
-use self::questions::{Encoder, Question, Questions};
+use self::questions::{Question, Questions};
 use self::single::Summary;
 use crate::bench::kernels::compute_name;
-use crate::bench::prompts;
 use crate::draft::{Allowance, Kind};
-use crate::load::ModelArgs;
-use crate::progress;
 use crate::report::{self, Report};
 use crate::serve::{kv_bytes, public_name};
+use cli::load::ModelArgs;
+use cli::progress;
+use cli::prompts;
+use cli::prompts::Encoder;
 
 /// Requests of one turn at a number of clients, where nothing else is asked for: for each client, and at least.
 const REQUESTS_PER_CLIENT: usize = 2;

@@ -3,11 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use model::chat::{ChatTemplate, RenderOptions};
-use model::tokenizer::Tokenizer;
+use cli::prompts::{Encoder, Line};
 use serde_json::{Value, json};
-
-use crate::bench::prompts::{Content, Line};
 
 /// The category of prompts that have none.
 const UNNAMED: &str = "prompts";
@@ -29,29 +26,6 @@ pub(crate) struct Questions {
     pub(crate) all: Vec<Question>,
     /// Those that the context cannot hold: id, and tokens.
     pub(crate) too_long: Vec<(String, usize)>,
-}
-
-/// How prompts become tokens.
-pub(crate) struct Encoder<'a> {
-    pub(crate) tokenizer: &'a Tokenizer,
-    /// `None`: prompts go to the model as they stand.
-    pub(crate) template: Option<&'a ChatTemplate>,
-}
-
-impl Encoder<'_> {
-    fn encode(&self, content: &Content) -> Result<Vec<u32>> {
-        let (text, template) = match (content, self.template) {
-            (Content::Text(text), None) => return Ok(self.tokenizer.encode_prompt(text)?),
-            (Content::Messages(_), None) => bail!("it has messages, which need a chat template: leave out --raw"),
-            (content, Some(template)) => (content, template),
-        };
-        let messages = match text {
-            Content::Text(text) => vec![json!({ "role": "user", "content": text })],
-            Content::Messages(messages) => messages.clone(),
-        };
-        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-        Ok(template.encode(&messages, &options, self.tokenizer)?)
-    }
 }
 
 impl Questions {
@@ -123,6 +97,7 @@ impl Questions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cli::prompts::Content;
     use testkit::byte_tokenizer;
 
     fn line(number: usize, category: Option<&str>, text: &str) -> Line {

@@ -8,9 +8,9 @@ use super::contest::{self, Checks, Setup};
 use super::drive::{self, Asking};
 use super::oracle::Truths;
 use super::questions::Question;
-use crate::progress;
 use crate::stats::Samples;
 use crate::tally::{Tally, ratio};
+use cli::progress;
 
 /// What the category of all prompts is called.
 pub(crate) const ALL: &str = "all";

@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::contest::Checks;
 use super::crowd::Point;
 use super::single::{ALL, Summary};
-use crate::machine;
 use crate::report::number;
+use cli::machine;
 
 /// Differences that are shown; all of them are in the JSON.
 const SHOWN: usize = 10;

@@ -16,8 +16,8 @@ use super::drive::Asking;
 use super::questions::Question;
 use super::single;
 use crate::draft::{Allowance, Kind};
-use crate::load::Loaded;
-use crate::progress;
+use cli::load::Loaded;
+use cli::progress;
 
 /// The tiny model of the fixtures.
 pub(crate) fn tiny() -> Loaded {

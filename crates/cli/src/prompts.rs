@@ -4,23 +4,26 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use model::chat::{ChatTemplate, RenderOptions};
+use model::tokenizer::Tokenizer;
+use serde_json::{Value, json};
 
 /// One line of a file.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Line {
+pub struct Line {
     /// From 1.
-    pub(crate) number: usize,
+    pub number: usize,
     /// What the file calls it (`question_id` or `id`).
-    pub(crate) id: Option<String>,
+    pub id: Option<String>,
     /// The task that it belongs to.
-    pub(crate) category: Option<String>,
-    pub(crate) content: Content,
+    pub category: Option<String>,
+    /// What is asked.
+    pub content: Content,
 }
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Content {
+pub enum Content {
     /// A `prompt`, or the first of `turns`.
     Text(String),
     /// `messages`, a conversation.
@@ -32,7 +35,7 @@ pub(crate) enum Content {
 ///
 /// # Errors
 /// When the file cannot be read, has no prompts, or a line is none of these.
-pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
+pub fn read(path: &Path) -> Result<Vec<Line>> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read prompts from '{}'", path.display()))?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let lines: Vec<Line> = lines.map(|(at, line)| parse(at + 1, line, path)).collect::<Result<_>>()?;
@@ -58,6 +61,34 @@ fn parse(number: usize, line: &str, path: &Path) -> Result<Line> {
     };
     let id = name(&value["question_id"]).or_else(|| name(&value["id"]));
     Ok(Line { number, id, category: name(&value["category"]), content })
+}
+
+/// How prompts become tokens.
+pub struct Encoder<'a> {
+    /// The model's.
+    pub tokenizer: &'a Tokenizer,
+    /// `None`: prompts go to the model as they stand.
+    pub template: Option<&'a ChatTemplate>,
+}
+
+impl Encoder<'_> {
+    /// The tokens that ask for an answer.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation or there is none for it, or a text cannot be encoded.
+    pub fn encode(&self, content: &Content) -> Result<Vec<u32>> {
+        let (text, template) = match (content, self.template) {
+            (Content::Text(text), None) => return Ok(self.tokenizer.encode_prompt(text)?),
+            (Content::Messages(_), None) => bail!("it has messages, which need a chat template: leave out --raw"),
+            (content, Some(template)) => (content, template),
+        };
+        let messages = match text {
+            Content::Text(text) => vec![json!({ "role": "user", "content": text })],
+            Content::Messages(messages) => messages.clone(),
+        };
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        Ok(template.encode(&messages, &options, self.tokenizer)?)
+    }
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ const TELLING_FLAGS: [&str; 13] = [
 
 /// What a report says of the machine. Fields that the system does not tell are null. The load before a measurement
 /// says whether the machine was its own.
-pub(crate) fn describe() -> Value {
+pub fn describe() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = field(&cpuinfo, "flags").or_else(|| field(&cpuinfo, "Features")).unwrap_or_default();
     let flags: Vec<&str> = flags.split_whitespace().filter(|flag| TELLING_FLAGS.contains(flag)).collect();
@@ -38,13 +38,13 @@ pub(crate) fn describe() -> Value {
 }
 
 /// The processor's name.
-pub(crate) fn cpu() -> String {
+pub fn cpu() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned()
 }
 
 /// The machine in one line, for people.
-pub(crate) fn one_line() -> String {
+pub fn one_line() -> String {
     let load = load().map(|load| format!(", load {load:.1}")).unwrap_or_default();
     format!("{}, {} cores{load}", cpu(), cores())
 }
@@ -55,17 +55,17 @@ fn load() -> Option<f64> {
 }
 
 /// Cores that this process may use.
-pub(crate) fn cores() -> usize {
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The most memory that the process has held at once, in bytes; `None` where the system does not tell.
-pub(crate) fn peak_memory() -> Option<u64> {
+pub fn peak_memory() -> Option<u64> {
     proc_bytes("/proc/self/status", "VmHWM")
 }
 
 /// Memory that a new program could have without others losing theirs, in bytes; `None` where the system does not tell.
-pub(crate) fn free_memory() -> Option<u64> {
+pub fn free_memory() -> Option<u64> {
     proc_bytes("/proc/meminfo", "MemAvailable")
 }
 

@@ -1,7 +1,6 @@
 //! What every subcommand that runs a model shares: its options, and the way from a name to a loaded model.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -21,7 +20,7 @@ use crate::progress::Bar;
 /// Which model to run, and on what.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model")]
-pub(crate) struct ModelArgs {
+pub struct ModelArgs {
     /// A Hugging Face repository, a directory, a .gguf file or pip:PACKAGE [default: SmolLM2-135M-Instruct]
     #[arg(long, short, value_name = "MODEL")]
     model: Option<String>,
@@ -52,31 +51,36 @@ enum KvMode {
 }
 
 /// A model ready to run.
-pub(crate) struct Loaded {
+pub struct Loaded {
     /// What it is called.
-    pub(crate) name: String,
+    pub name: String,
     /// Size of its weight files.
-    pub(crate) bytes_on_disk: u64,
+    pub bytes_on_disk: u64,
     /// Shared, so that several engines can run it.
-    pub(crate) model: Arc<Model>,
-    pub(crate) tokenizer: Tokenizer,
+    pub model: Arc<Model>,
+    /// Its text.
+    pub tokenizer: Tokenizer,
     /// `None` where the model has none, or it was not asked for.
-    pub(crate) template: Option<ChatTemplate>,
-    pub(crate) pool: Pool,
-    pub(crate) isa: Isa,
-    pub(crate) compute: Compute,
-    pub(crate) kv_format: KvFormat,
+    pub template: Option<ChatTemplate>,
+    /// The threads that it runs on.
+    pub pool: Pool,
+    /// The instruction set that it was packed for.
+    pub isa: Isa,
+    /// How its quantised weights are multiplied.
+    pub compute: Compute,
+    /// Number format of its keys and values.
+    pub kv_format: KvFormat,
 }
 
 impl ModelArgs {
     /// A model with default settings, for who chooses threads in another way.
-    pub(crate) fn new(model: Option<String>, threads: NonZeroUsize) -> Self {
+    pub fn new(model: Option<String>, threads: NonZeroUsize) -> Self {
         let (compute, kv_format) = (ComputeMode::Quantised, KvMode::F16);
         Self { model, threads: Some(threads), isa: None, compute, kv_format }
     }
 
     /// The model that was asked for by name.
-    pub(crate) fn name(&self) -> Option<&str> {
+    pub fn name(&self) -> Option<&str> {
         self.model.as_deref()
     }
 
@@ -85,7 +89,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// When the model cannot be had, read or run here.
-    pub(crate) fn load(&self, with_template: bool) -> Result<Loaded> {
+    pub fn load(&self, with_template: bool) -> Result<Loaded> {
         let isa = self.isa()?;
         let threads = self.threads.or(NonZeroUsize::new(machine::cores())).unwrap_or(NonZeroUsize::MIN);
         let compute = match self.compute {
@@ -120,48 +124,11 @@ impl ModelArgs {
     }
 }
 
-/// A model that is to draft for another one.
-pub(crate) struct LoadedDraft {
-    /// What it is called.
-    pub(crate) name: String,
-    /// Size of its weight files.
-    pub(crate) bytes_on_disk: u64,
-    pub(crate) model: Arc<Model>,
-}
-
-/// Finds or fetches the model `name`, and loads it to draft for `target`, on its threads.
-///
-/// # Errors
-/// When the model cannot be had, read or run here, or when its tokens are not the target's: that is known before its
-/// weights are read.
-pub(crate) fn load_draft(name: &str, target: &Loaded) -> Result<LoadedDraft> {
-    let Located { kind, name } = locate(Some(name))?;
-    let context = || format!("cannot draft with {name}");
-    let (weights, config, tokenizer, _) = open(&kind, false).with_context(context)?;
-    tokenizer.check_vocab(config.vocab).with_context(context)?;
-    tokenizer.check_drafts_for(&target.tokenizer).with_context(context)?;
-    let options = LoadOptions { isa: target.isa, compute: target.compute, quantise: false };
-    let model = Model::load(&weights, config, &target.pool, options).with_context(context)?;
-    Ok(LoadedDraft { bytes_on_disk: weights.bytes_on_disk(), model: Arc::new(model), name })
-}
-
-/// The directory of a drafter that was trained for a target, if this is one and no model of its own. It is fetched if it
-/// must be.
-///
-/// # Errors
-/// When the name names nothing, or it cannot be fetched or read.
-pub(crate) fn learned_draft(name: &str) -> Result<Option<PathBuf>> {
-    let Located { kind, name } = locate(Some(name))?;
-    let Kind::Directory(dir) = kind else { return Ok(None) };
-    let learned = draft::is_learned(&dir).with_context(|| format!("cannot draft with {name}"))?;
-    Ok(learned.then_some(dir))
-}
-
 /// Finds or fetches the model of that name, or the default one, with a progress bar on stderr.
 ///
 /// # Errors
 /// When the name names nothing, or the model cannot be fetched.
-pub(crate) fn locate(model: Option<&str>) -> Result<Located> {
+pub fn locate(model: Option<&str>) -> Result<Located> {
     let progress = Bar::new();
     Ok(match model {
         Some(name) => source::locate(&name.parse()?, &progress)?,
@@ -173,7 +140,7 @@ pub(crate) fn locate(model: Option<&str>) -> Result<Located> {
 ///
 /// # Errors
 /// When the name names nothing, or the model cannot be fetched or has no tokenizer that can be read.
-pub(crate) fn tokenizer(model: Option<&str>) -> Result<Tokenizer> {
+pub fn tokenizer(model: Option<&str>) -> Result<Tokenizer> {
     let Located { kind, name } = locate(model)?;
     let tokenizer = match &kind {
         Kind::Directory(dir) => Tokenizer::from_dir(dir)?,
@@ -185,7 +152,11 @@ pub(crate) fn tokenizer(model: Option<&str>) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-fn open(kind: &Kind, with_template: bool) -> Result<(Weights, Config, Tokenizer, Option<ChatTemplate>)> {
+/// Maps a model's files and reads what they say; its chat template only where one is asked for.
+///
+/// # Errors
+/// When a file is missing, broken or not supported.
+pub fn open(kind: &Kind, with_template: bool) -> Result<(Weights, Config, Tokenizer, Option<ChatTemplate>)> {
     match kind {
         Kind::Directory(dir) => {
             let config = Config::from_dir(dir)?;

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use model::source::Progress;
 
 /// A bar over `total` answers or the like, which says how long the rest will take. Nothing where stderr is no terminal.
-pub(crate) fn steps(label: &str, total: u64) -> ProgressBar {
+pub fn steps(label: &str, total: u64) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -18,12 +18,19 @@ pub(crate) fn steps(label: &str, total: u64) -> ProgressBar {
 }
 
 /// A bar for one download after another.
-pub(crate) struct Bar {
+pub struct Bar {
     bar: RefCell<ProgressBar>,
 }
 
+impl Default for Bar {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Bar {
-    pub(crate) fn new() -> Self {
+    /// Shows nothing until something starts.
+    pub fn new() -> Self {
         Self { bar: RefCell::new(ProgressBar::hidden()) }
     }
 }

@@ -1,0 +1,158 @@
+//! What one step learns from: blocks at random places of some texts.
+
+use std::ops::Range;
+
+use candle_core::{Device, Tensor};
+use half::slice::HalfFloatSliceExt;
+use rand::seq::index;
+use rand_chacha::ChaCha8Rng;
+
+use crate::TrainError;
+use crate::features::{TEACHER_TOKENS, TextFeatures};
+use crate::head_loss::RowTarget;
+use crate::texts::Text;
+use crate::vocabulary::DraftVocabulary;
+
+/// How blocks are laid out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockShape {
+    /// Rows of a block: the anchor and masks.
+    pub(crate) block: usize,
+    /// The token of what is to be drafted.
+    pub(crate) mask: u32,
+}
+
+/// Blocks of some texts.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) texts: Vec<BatchText>,
+    /// The anchor and masks of every block, `[rows]`.
+    pub(crate) tokens: Vec<u32>,
+    /// Positions in their texts, `[rows]`.
+    pub(crate) positions: Vec<u32>,
+    /// The true token before each row's draft, `[rows]`.
+    pub(crate) before: Vec<u32>,
+    /// The true draft, where the text has it and the draft knows it, `[rows]`.
+    truths: Vec<Option<u32>>,
+    /// `[rows, TEACHER_TOKENS]`
+    teachers: Vec<(Option<u32>, f32)>,
+    /// 0 where the text has ended, `[rows]`.
+    weights: Vec<f32>,
+}
+
+/// The blocks of one text.
+#[derive(Debug)]
+pub(crate) struct BatchText {
+    /// The target's hidden states before the last anchor, `[context, taps * hidden]`.
+    pub(crate) features: Tensor,
+    /// Its rows among all.
+    pub(crate) rows: Range<usize>,
+    /// Where its blocks begin.
+    pub(crate) anchors: Vec<usize>,
+}
+
+/// At most so many `anchors` of a text, each where the text has a token for the first row at least: drawn by chance, or spread
+/// evenly without it.
+pub(crate) fn anchors(text: &Text, most: usize, chance: Option<&mut ChaCha8Rng>) -> Vec<usize> {
+    let places = text.tokens.len().saturating_sub(1 + text.prompt);
+    let count = most.min(places);
+    let mut anchors: Vec<usize> = match chance {
+        Some(chance) => index::sample(chance, places, count).into_iter().collect(),
+        None => (0..count).map(|at| at * places / count).collect(),
+    };
+    anchors.sort_unstable();
+    anchors.into_iter().map(|at| text.prompt + at).collect()
+}
+
+impl Batch {
+    /// Adds blocks at `anchors`, not empty and in ascending order, of a text.
+    pub(crate) fn add(
+        &mut self,
+        shape: BlockShape,
+        text: &Text,
+        features: &TextFeatures,
+        vocabulary: &DraftVocabulary,
+        anchors: Vec<usize>,
+    ) -> Result<(), TrainError> {
+        let context = anchors.last().copied().unwrap_or(0);
+        let mut values = vec![0.0; context * features.width];
+        features.hidden[..values.len()].convert_to_f32_slice(&mut values);
+        let first = self.tokens.len();
+        for &anchor in &anchors {
+            for row in 0..shape.block {
+                self.add_row(shape, text, features, vocabulary, (anchor, row));
+            }
+        }
+        let features = Tensor::from_vec(values, (context, features.width), &Device::Cpu)?;
+        self.texts.push(BatchText { features, rows: first..self.tokens.len(), anchors });
+        Ok(())
+    }
+
+    fn add_row(
+        &mut self,
+        shape: BlockShape,
+        text: &Text,
+        features: &TextFeatures,
+        vocabulary: &DraftVocabulary,
+        (anchor, row): (usize, usize),
+    ) {
+        let position = anchor + row;
+        self.tokens.push(if row == 0 { text.tokens[anchor] } else { shape.mask });
+        self.positions.push(position as u32);
+        let Some(&truth) = text.tokens.get(position + 1) else {
+            self.before.push(shape.mask);
+            self.truths.push(None);
+            self.weights.push(0.0);
+            self.teachers.resize(self.teachers.len() + TEACHER_TOKENS, (None, 0.0));
+            return;
+        };
+        self.before.push(text.tokens[position]);
+        self.truths.push(vocabulary.index(truth));
+        // Earlier drafts decide how often later ones are looked at (DSpark, section 3.3).
+        self.weights.push((-(row as f32) / shape.block as f32).exp());
+        let from = (position - text.prompt) * TEACHER_TOKENS;
+        let tokens = &features.tokens[from..from + TEACHER_TOKENS];
+        let probabilities = &features.probabilities[from..from + TEACHER_TOKENS];
+        self.teachers.extend(tokens.iter().zip(probabilities).map(|(&token, &p)| (vocabulary.index(token), p)));
+    }
+
+    /// What each row should say.
+    pub(crate) fn targets(&self) -> Vec<RowTarget<'_>> {
+        let rows = self.truths.iter().zip(&self.weights).zip(self.teachers.chunks_exact(TEACHER_TOKENS));
+        rows.map(|((&truth, &weight), teacher)| RowTarget { truth, teacher, weight }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+    use crate::texts::Origin;
+
+    #[test]
+    fn rows_say_what_follows_and_end_with_the_text() {
+        let text = Text { origin: Origin::Own, number: 0, prompt: 2, tokens: vec![9, 8, 7, 6, 5] };
+        assert_eq!(anchors(&text, 10, None), [2, 3]);
+        assert_eq!(anchors(&text, 1, None), [2]);
+        let features = TextFeatures {
+            hidden: (0..8).map(|x| f16::from_f32(x as f32)).collect(),
+            width: 2,
+            tokens: [vec![6; TEACHER_TOKENS], vec![5; TEACHER_TOKENS]].concat(),
+            probabilities: vec![0.25; 2 * TEACHER_TOKENS],
+        };
+        let vocabulary = DraftVocabulary::most_frequent(2, 10, std::slice::from_ref(&text));
+        assert_eq!(vocabulary.ids(), [5, 6]);
+        let mut batch = Batch::default();
+        batch.add(BlockShape { block: 3, mask: 0 }, &text, &features, &vocabulary, vec![2, 3]).unwrap();
+        assert_eq!(batch.tokens, [7, 0, 0, 6, 0, 0]);
+        assert_eq!(batch.positions, [2, 3, 4, 3, 4, 5]);
+        assert_eq!(batch.before[..2], [7, 6]);
+        let targets = batch.targets();
+        let truths: Vec<Option<u32>> = targets.iter().map(|target| target.truth).collect();
+        assert_eq!(truths, [Some(1), Some(0), None, Some(0), None, None]);
+        assert_eq!(targets[1].teacher[0], (Some(0), 0.25));
+        assert_eq!(targets.iter().filter(|target| target.weight > 0.0).count(), 3);
+        assert_eq!(batch.texts[0].features.to_vec2::<f32>().unwrap(), [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]);
+    }
+}

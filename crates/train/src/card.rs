@@ -1,0 +1,60 @@
+//! The model card of a drafter.
+
+use std::env;
+use std::fmt::Write;
+
+use train::{DsparkShape, HeldOut, Trainer};
+
+use crate::{TrainArgs, written};
+
+/// The card, in Markdown.
+pub(crate) fn card(
+    args: &TrainArgs,
+    shape: &DsparkShape,
+    target: &str,
+    trainer: &Trainer,
+    held_out: Option<&HeldOut>,
+) -> String {
+    let [texts, looked_at] = trainer.texts();
+    let own = args.texts.self_prompts;
+    let prompts = match &args.texts.prompts {
+        Some(path) => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            format!("the prompts of `{name}` and {own} that it invented itself")
+        }
+        None => format!("{own} prompts that it invented itself"),
+    };
+    let command: Vec<String> = env::args().skip(1).collect();
+    let mut card = format!(
+        "# A drafter for {target}\n\n\
+         Drafts {} tokens a round for speculative decoding (DSpark), with {} layers that began as the target's layers {}, \
+         from the outputs of its layers {} (from 0). Made by Foretoken:\n\n    foretoken train {}\n\n\
+         - Data: {texts} texts of the target, its answers to {prompts}; half of them greedy, half at temperature 0.8. \
+         {looked_at} more were held out.\n\
+         - Training: {} steps, {:.2} hours, seed {}.\n",
+        shape.block,
+        shape.layers.len(),
+        written(&shape.layers, ", "),
+        written(&shape.taps, ", "),
+        command.join(" "),
+        trainer.steps(),
+        trainer.seconds() / 3600.0,
+        args.seed,
+    );
+    if let Some(held_out) = held_out {
+        let shares = |shares: Vec<f64>| shares.iter().map(|share| format!("{share:.3}")).collect::<Vec<_>>().join(", ");
+        // Nothing can go wrong in writing to a string.
+        let _ = writeln!(
+            card,
+            "- On the texts that were held out, had their own tokens come before each draft: {:.3} tokens a round at \
+             temperature 1, {:.3} greedy (the target's own included); accepted by place: {}; the target's likeliest token by \
+             place: {}.",
+            held_out.tau(),
+            held_out.greedy_tau(),
+            shares(held_out.acceptance()),
+            shares(held_out.agreement()),
+        );
+    }
+    card.push_str("\nTry it with `foretoken run --draft DIRECTORY`.\n");
+    card
+}

@@ -1,0 +1,246 @@
+//! The training: steps over blocks of texts, a look at texts that it never learns from, and checkpoints.
+//!
+//! What a step does follows from the run's seed and its number, so that a run that was killed goes on as if it had not been.
+//! What a drafter computes may not enter, nor how progress is shown.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rand::seq::SliceRandom;
+
+use crate::TrainError;
+use crate::batch::{Batch, anchors};
+use crate::chance::{Purpose, chance};
+use crate::checkpoint::{self, Reached};
+use crate::dspark::{About, Dspark};
+use crate::features::FeatureStore;
+use crate::held_out::{self, HeldOut};
+use crate::parameters::Step;
+use crate::texts::Text;
+
+/// How long to train.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Length {
+    /// So many steps.
+    Steps(u64),
+    /// So long, earlier runs included.
+    Time(Duration),
+}
+
+/// How to train.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrainOptions {
+    /// How long.
+    pub length: Length,
+    /// Texts of a part of a step. At least 1.
+    pub batch: usize,
+    /// Blocks of a text, at most.
+    pub anchors: usize,
+    /// Parts of a step, whose gradients are added. At least 1.
+    pub accumulate: usize,
+    /// The greatest learning rate.
+    pub rate: f32,
+    /// The share of the run in which it grows to that; it then falls as a cosine.
+    pub warm_up: f32,
+    /// Weight decay.
+    pub decay: f32,
+    /// The greatest norm of a step's gradients.
+    pub clip: f32,
+    /// Everything random follows from it.
+    pub seed: u64,
+}
+
+/// The learning rate at the end, by the greatest.
+const LAST_RATE: f32 = 0.05;
+
+/// Seconds that a step took, by part.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Profile {
+    /// The target's forwards, or reading what they gave.
+    pub features: f64,
+    /// Laying out blocks.
+    pub batch: f64,
+    /// The drafter's layers, forward.
+    pub layers: f64,
+    /// The head, forward and backward.
+    pub head: f64,
+    /// The layers, backward.
+    pub backward: f64,
+    /// The optimiser.
+    pub optimiser: f64,
+}
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StepReport {
+    /// The mean loss of its rows.
+    pub loss: f32,
+    /// Tokens that a round would commit, by what its rows say.
+    pub tau: f32,
+    /// The norm of its gradients, before they were clipped.
+    pub norm: f32,
+    /// The learning rate.
+    pub rate: f32,
+    /// Rows: positions that it learned from.
+    pub rows: usize,
+    /// Where its time went.
+    pub profile: Profile,
+}
+
+/// A drafter in training.
+pub struct Trainer {
+    drafter: Dspark,
+    store: FeatureStore,
+    texts: Vec<Text>,
+    held_out: Vec<Text>,
+    options: TrainOptions,
+    reached: Reached,
+    /// When this run began, and what earlier ones had taken.
+    began: Instant,
+    /// The order of the texts in a pass over them, and which pass.
+    order: (u64, Vec<usize>),
+}
+
+impl Trainer {
+    /// A drafter that has `reached` so much, learns from `texts`, and is looked at with the texts `held_out`.
+    ///
+    /// # Errors
+    /// When there is nothing to learn from.
+    pub(crate) fn new(
+        drafter: Dspark,
+        store: FeatureStore,
+        [texts, held_out]: [Vec<Text>; 2],
+        options: TrainOptions,
+        reached: Reached,
+    ) -> Result<Trainer, TrainError> {
+        if texts.is_empty() {
+            return Err(TrainError::option("--self-prompts", "and --prompts give no text to learn from: ask for more"));
+        }
+        let (began, order) = (Instant::now(), (u64::MAX, Vec::new()));
+        Ok(Trainer { drafter, store, texts, held_out, options, reached, began, order })
+    }
+
+    /// Steps that were done, those of earlier runs included.
+    pub fn steps(&self) -> u64 {
+        self.reached.steps
+    }
+
+    /// Seconds that were trained for, those of earlier runs included.
+    pub fn seconds(&self) -> f64 {
+        self.reached.seconds + self.began.elapsed().as_secs_f64()
+    }
+
+    /// How much of the training is done, from 0 to 1.
+    pub fn done(&self) -> f64 {
+        let done = match self.options.length {
+            Length::Steps(steps) => self.reached.steps as f64 / steps as f64,
+            Length::Time(time) => self.seconds() / time.as_secs_f64(),
+        };
+        done.min(1.0)
+    }
+
+    /// The share of the answers' tokens that the drafter knows.
+    pub fn coverage(&self) -> f64 {
+        self.drafter.vocabulary.coverage(&self.texts)
+    }
+
+    /// Texts of which something is learned, and texts that are held out.
+    pub fn texts(&self) -> [usize; 2] {
+        [self.texts.len(), self.held_out.len()]
+    }
+
+    /// Does a step.
+    ///
+    /// # Errors
+    /// When the target cannot read a text, or the arithmetic fails.
+    pub fn step(&mut self) -> Result<StepReport, TrainError> {
+        let (options, number) = (self.options, self.reached.steps);
+        let rate = learning_rate(options, self.done() as f32);
+        let (mut report, mut gradients) = (StepReport { rate, ..StepReport::default() }, Vec::new());
+        for part in 0..options.accumulate {
+            let from = (number as usize * options.accumulate + part) * options.batch;
+            let batch = self.batch(from, &mut report.profile)?;
+            let (loss, says) = self.drafter.loss(&batch, &mut report.profile)?;
+            let tau = held_out::rounds(&says, &[], &batch.targets(), self.drafter.shape.block).tau();
+            let share = 1.0 / options.accumulate as f32;
+            report.loss += loss.to_scalar::<f32>()? * share;
+            report.tau += tau as f32 * share;
+            report.rows += says.len();
+            timed(&mut report.profile.backward, || self.drafter.parameters.gather(&loss.backward()?, &mut gradients))?;
+        }
+        let TrainOptions { decay, clip, .. } = options;
+        let step = Step { rate, decay, clip, number };
+        let parameters = &mut self.drafter.parameters;
+        report.norm = timed(&mut report.profile.optimiser, || parameters.step(&gradients, options.accumulate, step))?;
+        self.reached.steps += 1;
+        Ok(report)
+    }
+
+    /// The blocks of the texts that come after the first `from` ones, over all passes.
+    fn batch(&mut self, from: usize, profile: &mut Profile) -> Result<Batch, TrainError> {
+        let mut batch = Batch::default();
+        for at in from..from + self.options.batch {
+            let text = self.text_at(at);
+            let text = &self.texts[text];
+            let features = timed(&mut profile.features, || self.store.of(text))?;
+            let mut chance = chance(self.options.seed, Purpose::Anchors, at as u64);
+            let anchors = anchors(text, self.options.anchors, Some(&mut chance));
+            let (shape, vocabulary) = (self.drafter.block_shape(), &self.drafter.vocabulary);
+            timed(&mut profile.batch, || batch.add(shape, text, &features, vocabulary, anchors))?;
+        }
+        Ok(batch)
+    }
+
+    /// Which text is number `at` over all passes: every pass has an order of its own.
+    fn text_at(&mut self, at: usize) -> usize {
+        let count = self.texts.len();
+        let (pass, within) = ((at / count) as u64, at % count);
+        if self.order.0 != pass {
+            let mut order: Vec<usize> = (0..count).collect();
+            order.shuffle(&mut chance(self.options.seed, Purpose::Order, pass));
+            self.order = (pass, order);
+        }
+        self.order.1[within]
+    }
+
+    /// What the drafter says of the texts that it does not learn from; `None`: there are none.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn evaluate(&mut self) -> Result<Option<HeldOut>, TrainError> {
+        held_out::evaluate(&self.drafter, &mut self.store, &self.held_out)
+    }
+
+    /// Writes the checkpoint at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), TrainError> {
+        let reached = Reached { steps: self.reached.steps, seconds: self.seconds() };
+        checkpoint::write(path, &self.drafter, reached)
+    }
+
+    /// Writes the drafter as it is to a directory.
+    ///
+    /// # Errors
+    /// When its files cannot be written.
+    pub fn export(&self, dir: &Path, about: &About) -> Result<(), TrainError> {
+        self.drafter.export(dir, about)
+    }
+}
+
+/// Grows with the first steps, and falls as half a cosine.
+fn learning_rate(options: TrainOptions, done: f32) -> f32 {
+    // The first step, of which nothing is done, has to move too.
+    let warm = ((done + 1e-3) / options.warm_up.max(1e-3)).min(1.0);
+    let cosine = 0.5 + 0.5 * (std::f32::consts::PI * done).cos();
+    options.rate * warm * (LAST_RATE + (1.0 - LAST_RATE) * cosine)
+}
+
+/// Adds the seconds that something takes to a sum.
+pub(crate) fn timed<T>(sum: &mut f64, what: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = what();
+    *sum += began.elapsed().as_secs_f64();
+    result
+}
