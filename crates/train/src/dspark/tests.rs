@@ -8,7 +8,7 @@ use kernels::{KvFormat, Pool};
 use kv::{KvCache, Salt};
 use model::config::Config;
 use model::weights::Weights;
-use model::{Backbone, Logits, Segment, Tap, Visibility, Workspace};
+use model::{Backbone, BlockShape, Logits, Segment, Tap, Visibility, Workspace};
 
 use super::*;
 use crate::batch::anchors;
@@ -78,9 +78,15 @@ fn same_forward(name: &str, known: Option<usize>) {
     let part = known < 256;
     let config =
         if part { Config::from_part(out.path(), "transformer_layer_config") } else { Config::from_dir(out.path()) };
-    let head = part.then_some(known);
-    let backbone =
-        Backbone::load(&weights, config.unwrap(), (taps.len(), head), &target, &pool, testkit::options()).unwrap();
+    let config = config.unwrap();
+    let shape = BlockShape {
+        taps: taps.len(),
+        head: part.then_some(known),
+        sight: vec![model::Sight::Around; config.layers],
+        convolution: None,
+        embedding_scale: 1.0,
+    };
+    let backbone = Backbone::load(&weights, config, shape, &target, &pool, testkit::options()).unwrap();
     let mut cache = KvCache::new(backbone.kv_layout(KvFormat::F32), 8);
     let mut workspace = Workspace::new();
     for (at, &anchor) in anchors.iter().enumerate() {
