@@ -32,8 +32,6 @@ pub(crate) struct Batch {
     pub(crate) positions: Vec<u32>,
     /// The true token before each row's draft, `[rows]`.
     pub(crate) before: Vec<u32>,
-    /// The true draft, where the text has it and the draft knows it, `[rows]`.
-    truths: Vec<Option<u32>>,
     /// `[rows, TEACHER_TOKENS]`
     teachers: Vec<(Option<u32>, f32)>,
     /// 0 where the text has ended, `[rows]`.
@@ -99,15 +97,13 @@ impl Batch {
         let position = anchor + row;
         self.tokens.push(if row == 0 { text.tokens[anchor] } else { shape.mask });
         self.positions.push(position as u32);
-        let Some(&truth) = text.tokens.get(position + 1) else {
+        if position + 1 >= text.tokens.len() {
             self.before.push(shape.mask);
-            self.truths.push(None);
             self.weights.push(0.0);
             self.teachers.resize(self.teachers.len() + TEACHER_TOKENS, (None, 0.0));
             return;
-        };
+        }
         self.before.push(text.tokens[position]);
-        self.truths.push(vocabulary.index(truth));
         // Earlier drafts decide how often later ones are looked at (DSpark, section 3.3).
         self.weights.push((-(row as f32) / shape.block as f32).exp());
         let from = (position - text.prompt) * TEACHER_TOKENS;
@@ -118,8 +114,8 @@ impl Batch {
 
     /// What each row should say.
     pub(crate) fn targets(&self) -> Vec<RowTarget<'_>> {
-        let rows = self.truths.iter().zip(&self.weights).zip(self.teachers.chunks_exact(TEACHER_TOKENS));
-        rows.map(|((&truth, &weight), teacher)| RowTarget { truth, teacher, weight }).collect()
+        let rows = self.weights.iter().zip(self.teachers.chunks_exact(TEACHER_TOKENS));
+        rows.map(|(&weight, teacher)| RowTarget { teacher, weight }).collect()
     }
 }
 
@@ -149,8 +145,8 @@ mod tests {
         assert_eq!(batch.positions, [2, 3, 4, 3, 4, 5]);
         assert_eq!(batch.before[..2], [7, 6]);
         let targets = batch.targets();
-        let truths: Vec<Option<u32>> = targets.iter().map(|target| target.truth).collect();
-        assert_eq!(truths, [Some(1), Some(0), None, Some(0), None, None]);
+        let likeliest: Vec<Option<u32>> = targets.iter().map(|target| target.teacher[0].0).collect();
+        assert_eq!(likeliest, [Some(1), Some(0), None, Some(0), None, None]);
         assert_eq!(targets[1].teacher[0], (Some(0), 0.25));
         assert_eq!(targets.iter().filter(|target| target.weight > 0.0).count(), 3);
         assert_eq!(batch.texts[0].features.to_vec2::<f32>().unwrap(), [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]);

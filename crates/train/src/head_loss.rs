@@ -15,8 +15,6 @@ const ROWS: usize = 64;
 /// What a row should say, in tokens of the draft's vocabulary.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RowTarget<'a> {
-    /// The token that came; `None`: the draft does not know it.
-    pub(crate) truth: Option<u32>,
     /// The target's likeliest tokens, likeliest first, with their probabilities among all that it knows; `None`: the draft
     /// does not know this one.
     pub(crate) teacher: &'a [(Option<u32>, f32)],
@@ -27,7 +25,8 @@ pub(crate) struct RowTarget<'a> {
 /// Weights of the losses (DSpark, equation 12).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossWeights {
-    /// Of the cross-entropy with the token that came.
+    /// Of the cross-entropy with the target's distribution, which says the same as that with the tokens that come, and without
+    /// their noise.
     pub(crate) cross_entropy: f32,
     /// Of the distance `|p − q|₁` between target and draft.
     pub(crate) variation: f32,
@@ -132,16 +131,17 @@ impl Head {
             acceptance += logits[token].min(p);
             below += if logits[token] < p { logits[token] } else { 0.0 };
         }
-        let truth = target.truth.map(|token| token as usize);
-        let cross_entropy = truth.map_or(0.0, |token| -logits[token].max(f32::MIN_POSITIVE).ln());
+        let each = known.clone().map(|(token, p)| -p * logits[token].max(f32::MIN_POSITIVE).ln());
+        let (cross_entropy, mass) = (each.sum::<f32>(), known.clone().map(|(_, p)| p).sum::<f32>());
         let loss = weights.cross_entropy * cross_entropy + 2.0 * weights.variation * (1.0 - acceptance);
         let agrees = target.teacher.first().is_some_and(|&(token, _)| token == Some(likeliest));
         let (ce, tv) = (weights.cross_entropy * share, 2.0 * weights.variation * share);
-        let all = if truth.is_some() { ce } else { 0.0 } + tv * below;
+        let all = ce * mass + tv * below;
+        let lacks = |q: f32, p: f32| if q < p { tv * q } else { 0.0 };
         let corrections: Vec<(usize, f32)> =
-            known.filter(|&(token, p)| logits[token] < p).map(|(token, _)| (token, -tv * logits[token])).collect();
+            known.map(|(token, p)| (token, -ce * p - lacks(logits[token], p))).collect();
         logits.iter_mut().for_each(|q| *q *= all);
-        corrections.into_iter().chain(truth.map(|token| (token, -ce))).for_each(|(token, by)| logits[token] += by);
+        corrections.into_iter().for_each(|(token, by)| logits[token] += by);
         RowSays { acceptance, agrees, loss }
     }
 }
@@ -194,7 +194,7 @@ mod tests {
         });
         // What the target gives to tokens that the list does not have counts as far from everything.
         let distance: f64 = (0..logits.len()).map(|token| (q(token) - p[token]).abs()).sum::<f64>() + unknown;
-        let cross_entropy = target.truth.map_or(0.0, |token| -q(token as usize).ln());
+        let cross_entropy: f64 = -(0..logits.len()).map(|token| p[token] * q(token).ln()).sum::<f64>();
         let loss = f64::from(weights.cross_entropy) * cross_entropy + f64::from(weights.variation) * distance;
         (loss, 1.0 - distance / 2.0)
     }
@@ -206,11 +206,7 @@ mod tests {
         let head = random(&[KNOWN, hidden], 4, 1.0);
         let teacher = [(Some(3), 0.4f32), (None, 0.2), (Some(7), 0.15), (Some(0), 0.05)];
         let targets: Vec<RowTarget<'_>> = (0..ROWS_HERE)
-            .map(|row| RowTarget {
-                truth: (row % 3 != 0).then_some((row % KNOWN) as u32),
-                teacher: &teacher[row % 2..],
-                weight: [1.0, 0.5, 0.0, 0.25][row % 4],
-            })
+            .map(|row| RowTarget { teacher: &teacher[row % 2..], weight: [1.0, 0.5, 0.0, 0.25][row % 4] })
             .collect();
         let weights = LossWeights { cross_entropy: 0.3, variation: 0.7 };
         let this = Head {

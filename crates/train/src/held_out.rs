@@ -124,7 +124,7 @@ mod tests {
     fn a_round_ends_with_the_first_draft_that_does_not_stand() {
         let row = |acceptance, agrees| RowSays { acceptance, agrees, ..RowSays::default() };
         let says = [row(0.5, true), row(0.5, true), row(1.0, false), row(0.5, true), row(1.0, true), row(1.0, true)];
-        let target = |weight| RowTarget { truth: None, teacher: &[], weight };
+        let target = |weight| RowTarget { teacher: &[], weight };
         // The second block is not whole.
         let targets = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0].map(target);
         let one = rounds(&says, &[0.5, 1.0, 1.0], &targets, 3);

@@ -155,12 +155,13 @@ impl Trainer {
     /// When the target cannot read a text, or the arithmetic fails.
     pub fn step(&mut self) -> Result<StepReport, TrainError> {
         let (options, number) = (self.options, self.reached.steps);
-        let rate = learning_rate(options, self.done() as f32);
+        let done = self.done() as f32;
+        let rate = learning_rate(options, done);
         let (mut report, mut gradients) = (StepReport { rate, ..StepReport::default() }, Vec::new());
         for part in 0..options.accumulate {
             let from = (number as usize * options.accumulate + part) * options.batch;
             let batch = self.batch(from, &mut report.profile)?;
-            let (loss, says) = self.drafter.loss(&batch, &mut report.profile)?;
+            let (loss, says) = self.drafter.loss(&batch, done, &mut report.profile)?;
             let tau = held_out::rounds(&says, &[], &batch.targets(), self.drafter.shape.block).tau();
             let share = 1.0 / options.accumulate as f32;
             report.loss += loss.to_scalar::<f32>()? * share;

@@ -17,6 +17,9 @@ use crate::target::TargetWeights;
 /// Size of the numbers that are drawn, against those of a projection that keeps the size of what it is given.
 const SMALL: f32 = 0.02;
 
+/// Size of what projects embeddings of length 1, so that the numbers that come of it are of about half this size.
+const SHADOW: f32 = 1.0;
+
 /// The shape of a draft's layers.
 pub(super) fn config(shape: &DsparkShape, target: &Config) -> Result<Config, TrainError> {
     let below = |layer: &&usize| **layer >= target.layers;
@@ -59,14 +62,22 @@ pub(super) fn parameters(
         layer(&mut parameters, &format!("layers.{number}"), config, target, source)?;
     }
     parameters.add("norm", &target.norm()?)?;
-    let first = drawn(&[config.vocab, shape.rank], SMALL, (seed, 1))?;
-    parameters.add("markov_w1", &first)?;
+    parameters.add("markov_w1", &shadows(&target.embedding()?, shape.rank, seed)?)?;
     let zeros = |shape: &[usize]| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu);
     parameters.add("markov_w2", &zeros(&[shape.rank, known])?)?;
     parameters.add("confidence.hidden", &zeros(&[hidden, 1])?)?;
     parameters.add("confidence.before", &zeros(&[shape.rank, 1])?)?;
     parameters.add("confidence.bias", &zeros(&[1])?)?;
     Ok(parameters)
+}
+
+/// Embeddings of `rank` numbers, in which tokens that the target holds for alike are alike: a random projection of its own.
+fn shadows(embedding: &Tensor, rank: usize, seed: u64) -> Result<Tensor, TrainError> {
+    let hidden = embedding.dim(1)?;
+    let centred = embedding.broadcast_sub(&embedding.mean_keepdim(0)?)?;
+    let lengths = (centred.sqr()?.sum_keepdim(1)? + f64::from(f32::EPSILON))?.sqrt()?;
+    let directions = drawn(&[hidden, rank], SHADOW, (seed, 1))?;
+    Ok(centred.broadcast_div(&lengths)?.matmul(&directions)?)
 }
 
 /// The last tap, and a little of the others: `[taps * hidden, hidden]`.

@@ -47,6 +47,19 @@ pub struct DsparkShape {
 const LOSS: LossWeights = LossWeights { cross_entropy: 0.1, variation: 0.9 };
 const CONFIDENCE: f64 = 1.0;
 
+/// The weight of the cross-entropy at the beginning, and the share of the training in which it falls to its own: what the
+/// distance asks for is in proportion to what the draft already gives a token, so that it hardly moves one that has learned
+/// nothing.
+const FIRST_CROSS_ENTROPY: f32 = 1.0;
+const FALLS_FOR: f32 = 0.3;
+
+/// Weights of the losses where such a share of the training is done.
+fn loss_weights(done: f32) -> LossWeights {
+    let first = (1.0 - done / FALLS_FOR).max(0.0);
+    let cross_entropy = LOSS.cross_entropy + (FIRST_CROSS_ENTROPY - LOSS.cross_entropy) * first;
+    LossWeights { cross_entropy, ..LOSS }
+}
+
 /// A drafter in training.
 pub(crate) struct Dspark {
     pub(crate) shape: DsparkShape,
@@ -89,12 +102,17 @@ impl Dspark {
         BlockShape { block: self.shape.block, mask: self.shape.mask }
     }
 
-    /// The loss of a batch, and what its rows say.
-    pub(crate) fn loss(&self, batch: &Batch, profile: &mut Profile) -> Result<(Tensor, Vec<RowSays>), TrainError> {
+    /// The loss of a batch where a share `done` of the training is done, and what its rows say.
+    pub(crate) fn loss(
+        &self,
+        batch: &Batch,
+        done: f32,
+        profile: &mut Profile,
+    ) -> Result<(Tensor, Vec<RowSays>), TrainError> {
         let Hidden { hidden, before, sure } = timed(&mut profile.layers, || self.forward(batch))?;
         let targets = batch.targets();
         let inputs = HeadInputs { hidden: &hidden, before: &before, bias: self.parameters.get("markov_w2")? };
-        let (loss, says) = timed(&mut profile.head, || self.head.loss(&inputs, &targets, LOSS))?;
+        let (loss, says) = timed(&mut profile.head, || self.head.loss(&inputs, &targets, loss_weights(done)))?;
         let weights: Vec<f32> = targets.iter().map(|target| target.weight).collect();
         let confidence = confidence_loss(&sure, &says, &weights)?;
         Ok(((loss + (confidence * CONFIDENCE)?)?, says))
