@@ -17,6 +17,7 @@ mod ngram;
 mod occurrences;
 mod predicted;
 mod suffix;
+mod trial;
 
 pub use auto::Auto;
 pub use choose::{Choose, Chosen, Greedy, Words};
@@ -30,6 +31,7 @@ pub use merged::Merged;
 pub use ngram::{Ngram, NgramOptions, Occurrence};
 pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
+pub use trial::{Text, TrialError};
 
 use kernels::Pool;
 use kv::{KvCache, Sequence};

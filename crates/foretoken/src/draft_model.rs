@@ -105,7 +105,7 @@ fn load_draft(name: &str, target: &Loaded) -> Result<LoadedDraft> {
 ///
 /// # Errors
 /// When the name names nothing, or it cannot be fetched or read.
-fn learned_draft(name: &str) -> Result<Option<PathBuf>> {
+pub(crate) fn learned_draft(name: &str) -> Result<Option<PathBuf>> {
     let Located { kind, name } = load::locate(Some(name))?;
     let Kind::Directory(dir) = kind else { return Ok(None) };
     let learned = draft::is_learned(&dir).with_context(|| format!("cannot draft with {name}"))?;

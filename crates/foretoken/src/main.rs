@@ -6,6 +6,7 @@
 mod answer;
 mod audit;
 mod bench;
+mod calibrate;
 mod cost_cache;
 mod datastore;
 mod draft;
@@ -44,6 +45,8 @@ enum Command {
     Models(models::ModelsArgs),
     /// Make a file of texts that drafts can be retrieved from, or look into one
     Datastore(datastore::DatastoreArgs),
+    /// Make the confidences of a trained drafter true, by answers of the model
+    Calibrate(calibrate::CalibrateArgs),
     /// Work out, before anything runs, what a model's keys and values need and what drafting could earn
     Plan(plan::PlanArgs),
     /// Train a drafter for a model (`foretoken train --help` lists the options)
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Datastore(args) => datastore::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Audit(args) => audit::run(&args),

@@ -6,12 +6,11 @@
 //! file could mean. Who is right about the next token most often is what was meant.
 
 use kernels::Pool;
-use kv::{KvCache, Sequence};
-use model::{ForwardError, Logits, Segment, Tap, Visibility, Workspace};
+use model::Tap;
 
 use super::block::BlockDraft;
 use super::{LearnedError, Target};
-use crate::{Ask, Choose, Computed, Drafter, Greedy, Key, Round};
+use crate::trial::Text;
 
 /// Texts that the target writes.
 const TEXTS: u32 = 4;
@@ -19,13 +18,6 @@ const TEXTS: u32 = 4;
 /// Tokens that a text begins with, and those that the target writes.
 const BEGINNING: usize = 4;
 const WRITTEN: usize = 24;
-
-/// A text, and the target's hidden states at all of its tokens but the last.
-struct Text {
-    tokens: Vec<u32>,
-    /// `[tokens - 1, hidden]` for each tap.
-    states: Vec<(Tap, Vec<f32>)>,
-}
 
 /// A way to read a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,13 +33,12 @@ struct Reading {
 /// # Errors
 /// When the target or the draft cannot run.
 pub(super) fn decide(draft: &mut BlockDraft, target: Target<'_>, pool: &Pool) -> Result<String, LearnedError> {
-    let failed = |error: ForwardError| LearnedError::Trial { message: error.to_string() };
     let readings = readings(&draft.format.taps, target.model.config().layers);
     let mut wanted: Vec<Tap> = readings.iter().flat_map(|reading| reading.taps.clone()).collect();
     wanted.sort_by_key(|tap| if let Tap::Layer(layer) = tap { layer + 1 } else { 0 });
     wanted.dedup();
-    let texts: Vec<Text> =
-        (0..TEXTS).map(|text| write(text, &wanted, target, pool)).collect::<Result<_, _>>().map_err(failed)?;
+    let write = |text| Text::write(target, pool, &beginning(text, target.vocab), WRITTEN, &[], &wanted);
+    let texts: Vec<Text> = (0..TEXTS).map(write).collect::<Result<_, _>>()?;
     let mut best: Option<(usize, &Reading)> = None;
     let mut said = Vec::new();
     for reading in &readings {
@@ -94,68 +85,17 @@ impl Reading {
     }
 }
 
-/// Has the target write a text after a few tokens that nobody chose.
-fn write(number: u32, wanted: &[Tap], target: Target<'_>, pool: &Pool) -> Result<Text, ForwardError> {
-    let Target { model, vocab, kv_format } = target;
-    let all = BEGINNING + WRITTEN;
-    let mut cache = KvCache::new(model.kv_layout(kv_format), all.div_ceil(kernels::PAGE));
-    let (mut sequence, mut workspace) = (Sequence::new(), Workspace::new());
+/// A few tokens that nobody chose, spread over the vocabulary.
+fn beginning(number: u32, vocab: usize) -> Vec<u32> {
     let places = (0..BEGINNING as u32).map(|at| number * BEGINNING as u32 + at + 1);
-    // Spread over the vocabulary.
-    let mut tokens: Vec<u32> = places.map(|at| (at.wrapping_mul(2_654_435_761) as usize % vocab) as u32).collect();
-    let mut states: Vec<(Tap, Vec<f32>)> = wanted.iter().map(|&tap| (tap, Vec::new())).collect();
-    let mut start = 0;
-    while tokens.len() < all {
-        let rows = &tokens[start..];
-        // The cache has pages for all.
-        let _ = cache.reserve(&mut sequence, tokens.len());
-        let (visibility, logits) = (Visibility::Causal, Logits::Last);
-        let segment = Segment { sequence: &sequence, start, tokens: rows, visibility, logits };
-        let output = model.forward(&mut workspace, pool, &mut cache, &[segment], wanted)?;
-        for ((_, all), new) in states.iter_mut().zip(output.taps) {
-            all.extend_from_slice(new);
-        }
-        start = tokens.len();
-        let said = Greedy.choose(&[], &output.logits[..vocab.min(output.logits.len())]);
-        tokens.push(said.map_or(0, |said| said.token));
-    }
-    Ok(Text { tokens, states })
+    places.map(|at| (at.wrapping_mul(2_654_435_761) as usize % vocab) as u32).collect()
 }
 
 /// About how many tokens of a text the draft is right, if each is its first draft.
 fn right(draft: &mut BlockDraft, text: &Text, target: Target<'_>, pool: &Pool) -> Result<usize, LearnedError> {
-    let failed = |error: crate::DraftError| LearnedError::Trial { message: error.to_string() };
-    let pages = (text.tokens.len() + draft.slots_ahead()).div_ceil(kernels::PAGE);
-    let mut cache = KvCache::new(target.model.kv_layout(target.kv_format), pages);
-    draft.attach(&mut cache);
-    let (mut sequence, mut right) = (Sequence::new(), 0);
-    let _ = cache.reserve(&mut sequence, text.tokens.len() + draft.slots_ahead());
-    let width = target.model.config().hidden;
-    for anchor in 1..text.tokens.len() - 1 {
-        let row = (anchor - 1) * width..anchor * width;
-        let taps: Vec<(Tap, &[f32])> = text.states.iter().map(|(tap, all)| (*tap, &all[row.clone()])).collect();
-        let (start, rows) = (anchor - 1, &text.tokens[anchor - 1..anchor]);
-        let (visibility, logits) = (Visibility::Causal, Logits::None);
-        let batch = [Segment { sequence: &sequence, start, tokens: rows, visibility, logits }];
-        draft.computed(&mut Computed { pool, cache: &mut cache, taps: &taps, batch: &batch }).map_err(failed)?;
-        if anchor + 1 < BEGINNING {
-            continue;
-        }
-        let ask = Ask {
-            key: Key { request: 0, choice: 0 },
-            tokens: &text.tokens[..=anchor],
-            prompt: 1,
-            predicted: &[],
-            max_drafts: 1,
-            remaining: text.tokens.len(),
-            choose: &Greedy,
-            sequence: &sequence,
-        };
-        let mut round = Round { pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 1.0 };
-        let said = draft.propose(&mut round, &[ask]).map_err(failed)?.pop();
-        if let Some(Ok(proposal)) = said {
-            right += usize::from(proposal.tree().tokens().get(1) == Some(&text.tokens[anchor + 1]));
-        }
-    }
+    let mut right = 0;
+    text.follow(draft, target, pool, 1, |anchor, proposal| {
+        right += usize::from(proposal.tree().tokens().get(1) == Some(&text.tokens()[anchor + 1]));
+    })?;
     Ok(right)
 }

@@ -38,7 +38,7 @@ use medusa::MedusaDraft;
 
 pub use inspect::is_untrained;
 
-use crate::{Computed, Drafter, Words};
+use crate::{Computed, Drafter, TrialError, Words};
 
 /// A checkpoint that cannot draft.
 #[derive(Debug, thiserror::Error)]
@@ -83,11 +83,8 @@ pub enum LearnedError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// What its files leave open could not be tried.
-    #[error("what the drafter's files leave open could not be tried: {message}")]
-    Trial {
-        /// What happened.
-        message: String,
-    },
+    #[error("what the drafter's files leave open could not be tried: {0}")]
+    Trial(#[from] TrialError),
     /// It was made for another target.
     #[error(
         "the drafter was made for a target with {what} {draft}, and this one has {target}: name the drafter of this target"
