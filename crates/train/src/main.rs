@@ -99,7 +99,7 @@ struct TrainingArgs {
     /// Blocks of a text in a step, at most
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     anchors: u16,
-    /// Batches whose gradients make one step
+    /// Batches whose gradients make one step; they run side by side, as many as there are threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     accumulate: u16,
     /// The greatest learning rate

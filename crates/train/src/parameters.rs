@@ -64,18 +64,12 @@ impl Parameters {
         Ok(self.all[*at].1.var.as_tensor())
     }
 
-    /// Adds the gradients of a part of a step to what the step has gathered so far, one list for each parameter.
-    pub(crate) fn gather(&self, gradients: &GradStore, sums: &mut Vec<Vec<f32>>) -> Result<(), TrainError> {
-        sums.resize_with(self.all.len(), Vec::new);
-        for ((_, parameter), sum) in self.all.iter().zip(sums) {
-            let Some(gradient) = gradients.get(&parameter.var) else { continue };
-            let gradient = values(gradient)?;
-            match sum.is_empty() {
-                true => *sum = gradient,
-                false => sum.iter_mut().zip(&gradient).for_each(|(sum, gradient)| *sum += gradient),
-            }
-        }
-        Ok(())
+    /// The gradients of all parameters; empty where nothing depends on one.
+    pub(crate) fn gradients(&self, gradients: &GradStore) -> Result<Vec<Vec<f32>>, TrainError> {
+        let of = |(_, parameter): &(String, Parameter)| {
+            Ok(gradients.get(&parameter.var).map(values).transpose()?.unwrap_or_default())
+        };
+        self.all.iter().map(of).collect()
     }
 
     /// Moves all parameters by the gradients that were gathered in `parts` parts, and returns the norm of these.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rand::seq::SliceRandom;
+use rayon::prelude::*;
 
 use crate::TrainError;
 use crate::batch::{Batch, anchors};
@@ -36,7 +37,7 @@ pub struct TrainOptions {
     pub batch: usize,
     /// Blocks of a text, at most.
     pub anchors: usize,
-    /// Parts of a step, whose gradients are added. At least 1.
+    /// Parts of a step, which run side by side and whose gradients are added. At least 1.
     pub accumulate: usize,
     /// The greatest learning rate.
     pub rate: f32,
@@ -53,7 +54,7 @@ pub struct TrainOptions {
 /// The learning rate at the end, by the greatest.
 const LAST_RATE: f32 = 0.05;
 
-/// Seconds that a step took, by part.
+/// Seconds that a step took, by part; those of parts that run side by side are summed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Profile {
     /// The target's forwards, or reading what they gave.
@@ -85,6 +86,41 @@ pub struct StepReport {
     pub rows: usize,
     /// Where its time went.
     pub profile: Profile,
+}
+
+/// What a part of a step gives.
+struct Part {
+    loss: f32,
+    tau: f32,
+    rows: usize,
+    /// Of each parameter; empty where nothing depends on it.
+    gradients: Vec<Vec<f32>>,
+    profile: Profile,
+}
+
+/// Adds the gradients of a part to those of the parts before it.
+fn add(sums: &mut Vec<Vec<f32>>, part: Vec<Vec<f32>>) {
+    if sums.is_empty() {
+        *sums = part;
+        return;
+    }
+    for (sum, part) in sums.iter_mut().zip(part) {
+        match sum.is_empty() {
+            true => *sum = part,
+            false => sum.par_iter_mut().zip(part).for_each(|(sum, part)| *sum += part),
+        }
+    }
+}
+
+impl Profile {
+    /// Adds the seconds of a part, which others may have shared.
+    fn add(&mut self, part: &Profile) {
+        for (sum, seconds) in
+            [(&mut self.layers, part.layers), (&mut self.head, part.head), (&mut self.backward, part.backward)]
+        {
+            *sum += seconds;
+        }
+    }
 }
 
 /// A drafter in training.
@@ -158,16 +194,20 @@ impl Trainer {
         let done = self.done() as f32;
         let rate = learning_rate(options, done);
         let (mut report, mut gradients) = (StepReport { rate, ..StepReport::default() }, Vec::new());
-        for part in 0..options.accumulate {
-            let from = (number as usize * options.accumulate + part) * options.batch;
-            let batch = self.batch(from, &mut report.profile)?;
-            let (loss, says) = self.drafter.loss(&batch, done, &mut report.profile)?;
-            let tau = held_out::rounds(&says, &[], &batch.targets(), self.drafter.shape.block).tau();
-            let share = 1.0 / options.accumulate as f32;
-            report.loss += loss.to_scalar::<f32>()? * share;
-            report.tau += tau as f32 * share;
-            report.rows += says.len();
-            timed(&mut report.profile.backward, || self.drafter.parameters.gather(&loss.backward()?, &mut gradients))?;
+        let first = number as usize * options.accumulate;
+        let batches =
+            (first..first + options.accumulate).map(|part| self.batch(part * options.batch, &mut report.profile));
+        let batches: Vec<Batch> = batches.collect::<Result<_, _>>()?;
+        // Side by side: much of a part's arithmetic is too small to be shared by threads.
+        let parts: Vec<Part> =
+            batches.par_iter().map(|batch| self.part(batch, done)).collect::<Result<_, TrainError>>()?;
+        let share = 1.0 / options.accumulate as f32;
+        for part in parts {
+            report.loss += part.loss * share;
+            report.tau += part.tau * share;
+            report.rows += part.rows;
+            report.profile.add(&part.profile);
+            add(&mut gradients, part.gradients);
         }
         let TrainOptions { decay, clip, .. } = options;
         let step = Step { rate, decay, clip, number };
@@ -175,6 +215,15 @@ impl Trainer {
         report.norm = timed(&mut report.profile.optimiser, || parameters.step(&gradients, options.accumulate, step))?;
         self.reached.steps += 1;
         Ok(report)
+    }
+
+    /// What a part of a step gives.
+    fn part(&self, batch: &Batch, done: f32) -> Result<Part, TrainError> {
+        let mut profile = Profile::default();
+        let (loss, says) = self.drafter.loss(batch, done, &mut profile)?;
+        let tau = held_out::rounds(&says, &[], &batch.targets(), self.drafter.shape.block).tau() as f32;
+        let gradients = timed(&mut profile.backward, || self.drafter.parameters.gradients(&loss.backward()?))?;
+        Ok(Part { loss: loss.to_scalar()?, tau, rows: says.len(), gradients, profile })
     }
 
     /// The blocks of the texts that come after the first `from` ones, over all passes.
