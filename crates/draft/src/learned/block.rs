@@ -10,7 +10,7 @@ use model::{
 };
 use spec::{Expansion, Proposal, SequentialTemperature, product_tree};
 
-use super::follow::{Follow, Step};
+use super::follow::{Bound, Follow, Step};
 use super::format::{BlockFormat, Follows};
 use super::growth::{Growing, Heads, Rows};
 use super::heads::ConfidenceHead;
@@ -50,9 +50,8 @@ pub(super) struct Block<'a> {
     tokens: Vec<u32>,
 }
 
-/// Words of a row that a tree of independent words is made of for each way to go on, and drafts for each row.
+/// Words of a row that a tree of independent words is made of, for each way to go on.
 const WORDS_OF_A_WAY: usize = 2;
-const DRAFTS_OF_A_WAY: usize = 1;
 
 impl BlockDraft {
     pub(super) fn load(
@@ -136,22 +135,17 @@ impl BlockDraft {
             temperatures: temperatures.as_ref(),
             ids: ids.as_deref(),
             vocab: *vocab,
-            scale: format.logit_scale,
-            cap: format.logit_cap,
+            bound: Bound { scale: format.logit_scale, cap: format.logit_cap },
         };
         let ways = round.ways(blocks.len()).min(self.most_ways);
         // Where no word depends on another, the best tree is known at once (DDTree, Ringel and Romano 2026, arXiv 2604.12989).
-        if matches!(follow, Follow::Nothing) && confidence.is_none() && ways > 1 {
+        let independent = matches!(follow, Follow::Nothing) && confidence.is_none();
+        if independent && ways > 1 && blocks.iter().all(|block| !block.ask.choose.draws()) {
             let mut proposals = vec![None; blocks.len()];
             round.pool.for_each_mut(&mut proposals, |at, proposal| {
-                *proposal = match blocks[at].ask.choose.draws() {
-                    true => None,
-                    false => heads.independent(&blocks[at], at, &rows, ways),
-                };
+                *proposal = heads.independent(&blocks[at], at, &rows, ways);
             });
-            if blocks.iter().all(|block| !block.ask.choose.draws()) {
-                return Ok(proposals);
-            }
+            return Ok(proposals);
         }
         Ok(Growing::new(blocks, ways, round.least_survival(blocks.len())).grow(&heads, step, round.pool, &rows))
     }
@@ -163,13 +157,14 @@ impl Heads<'_> {
         let mut before = Vec::new();
         let mut words: Vec<Expansion> = Vec::with_capacity(block.max_drafts);
         for depth in 0..block.max_drafts {
-            let logits: Vec<f32> = rows.logits(at, depth).iter().map(|&logit| self.bound(logit)).collect();
-            let words_here = Words::new(&logits, self.ids, self.vocab);
-            words.push(block.ask.choose.choices(&before, words_here, ways * WORDS_OF_A_WAY));
-            before.push(words[depth].first()?.0);
+            let here = self.next(&Step::default(), 0, block.ask.anchor(), rows.logits(at, depth), |logits, ids| {
+                let said = Words::new(logits, ids, self.vocab);
+                block.ask.choose.choices(&before, said, ways * WORDS_OF_A_WAY)
+            });
+            before.push(here.first()?.0);
+            words.push(here);
         }
-        let drafts = block.max_drafts * ways * DRAFTS_OF_A_WAY;
-        product_tree(block.ask.anchor(), &words, drafts).ok().map(Proposal::from)
+        product_tree(block.ask.anchor(), &words, block.max_drafts * ways).ok().map(Proposal::from)
     }
 }
 

@@ -37,6 +37,24 @@ pub(super) struct Step {
     rows: usize,
 }
 
+/// What becomes of a head's logits before anything is added to them: cap * tanh(scale * z / cap).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bound {
+    pub(super) scale: f32,
+    pub(super) cap: Option<f32>,
+}
+
+impl Bound {
+    fn of(self, logit: f32) -> f32 {
+        let logit = logit * self.scale;
+        self.cap.map_or(logit, |cap| (logit / cap).tanh() * cap)
+    }
+
+    fn is_nothing(self) -> bool {
+        self.scale == 1.0 && self.cap.is_none()
+    }
+}
+
 /// A place where something may follow.
 pub(super) struct Place {
     /// Which block.
@@ -111,22 +129,22 @@ impl Follow {
         row: usize,
         before: u32,
         logits: &'l [f32],
-        bound: impl Fn(f32) -> f32,
-        bounds: bool,
+        bound: Bound,
     ) -> (Cow<'l, [f32]>, Option<Vec<u32>>) {
         if let Follow::Selector(selector) = self {
             let likeliest = Words::new(logits, None, logits.len()).likeliest(selector.shape.candidates);
             let candidates: Vec<u32> = likeliest.into_iter().map(|(token, _)| token).collect();
-            let mut scores: Vec<f32> = candidates.iter().map(|&token| bound(logits[token as usize])).collect();
+            let mut scores: Vec<f32> = candidates.iter().map(|&token| bound.of(logits[token as usize])).collect();
             selector.add(before, part(&step.mixed, row, step.rows), &candidates, &mut scores);
             return (Cow::Owned(scores), Some(candidates));
         }
         let biases = part(&step.biases, row, step.rows);
-        match (bounds, biases.is_empty()) {
-            (false, true) => (Cow::Borrowed(logits), None),
-            (true, true) => (logits.iter().map(|&logit| bound(logit)).collect(), None),
-            (_, false) => (logits.iter().zip(biases).map(|(&logit, bias)| bound(logit) + bias).collect(), None),
-        }
+        let corrected = match (biases.is_empty(), bound.is_nothing()) {
+            (true, true) => Cow::Borrowed(logits),
+            (true, false) => logits.iter().map(|&logit| bound.of(logit)).collect(),
+            (false, _) => logits.iter().zip(biases).map(|(&logit, bias)| bound.of(logit) + bias).collect(),
+        };
+        (corrected, None)
     }
 }
 

@@ -6,7 +6,7 @@ use model::Backbone;
 use spec::{EagleGrowth, Expansion, Proposal, SequentialTemperature};
 
 use super::block::Block;
-use super::follow::{Follow, Place, Step};
+use super::follow::{Bound, Follow, Place, Step};
 use super::heads::{ConfidenceHead, sigmoid};
 use super::spread;
 use crate::Words;
@@ -47,25 +47,18 @@ pub(super) struct Heads<'a> {
     pub(super) ids: Option<&'a [u32]>,
     /// Tokens that the target knows.
     pub(super) vocab: usize,
-    /// What logits are multiplied by, and then bound to.
-    pub(super) scale: f32,
-    pub(super) cap: Option<f32>,
+    pub(super) bound: Bound,
 }
 
 impl Heads<'_> {
-    pub(super) fn bound(&self, logit: f32) -> f32 {
-        let logit = logit * self.scale;
-        self.cap.map_or(logit, |cap| (logit / cap).tanh() * cap)
-    }
-
     /// How sure the drafter is of its word at a place, where it has a head that says so.
     fn sure(&self, step: &Step, row: usize, depth: usize, hidden: &[f32]) -> Option<f64> {
         let sure = f64::from(sigmoid(self.confidence?.logit(hidden, step.embedding(row))));
         Some(self.temperatures.map_or(sure, |temperatures| temperatures.confidence(depth, sure)))
     }
 
-    /// What may follow at a place, by its head's own numbers.
-    fn next<T>(
+    /// Shows what may follow at a place: logits, and the target's tokens that they are of.
+    pub(super) fn next<T>(
         &self,
         step: &Step,
         row: usize,
@@ -73,8 +66,7 @@ impl Heads<'_> {
         logits: &[f32],
         use_it: impl FnOnce(&[f32], Option<&[u32]>) -> T,
     ) -> T {
-        let bounds = self.scale != 1.0 || self.cap.is_some();
-        let (logits, chosen) = self.follow.corrected(step, row, before, logits, |logit| self.bound(logit), bounds);
+        let (logits, chosen) = self.follow.corrected(step, row, before, logits, self.bound);
         match chosen {
             None => use_it(&logits, self.ids),
             Some(chosen) => {
@@ -108,7 +100,7 @@ struct Open {
 pub(super) struct Growing<'b> {
     blocks: &'b [Block<'b>],
     growths: Vec<Growth>,
-    /// The states of the nodes whose children are open, by block.
+    /// Places that go on, block by block.
     open: Vec<Open>,
     ways: usize,
     least: f64,

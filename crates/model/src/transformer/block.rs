@@ -184,7 +184,8 @@ impl Backbone {
         let plan = std::mem::take(&mut workspace.plan);
         let backwards: Vec<Segment<'_>> =
             blocks.iter().map(|block| Segment { visibility: Visibility::Causal, ..*block }).collect();
-        let (around, back) = (plan.attention_rows(blocks), plan.attention_rows(&backwards));
+        let around = plan.attention_rows(blocks);
+        let back = if self.sight.contains(&Sight::Back) { plan.attention_rows(&backwards) } else { Vec::new() };
         let rows =
             Rows { plan: &plan, around: &around, back: &back, block: blocks.first().map_or(1, |b| b.tokens.len()) };
         for ((index, layer), kv_layer) in model.layers.iter().enumerate().zip(kv.layers) {
@@ -327,7 +328,7 @@ struct Rows<'a> {
     plan: &'a Plan,
     /// What they see where all see all.
     around: &'a [AttentionRow<'a>],
-    /// What they see where they see those before them.
+    /// What they see where they see those before them; empty where no layer does.
     back: &'a [AttentionRow<'a>],
     /// Rows of a block.
     block: usize,

@@ -164,7 +164,8 @@ impl Rounds {
             let (place, hidden) = ([follow::Place { block: 0, before }], &output.taps[0][at * 64..(at + 1) * 64]);
             drafter.follow.advance(&mut step, pool, &drafter.backbone, &place, at, |_| hidden);
             let logits = row.to_vec();
-            let (said, _) = drafter.follow.corrected(&step, 0, before, &logits, |logit| logit, false);
+            let (said, _) =
+                drafter.follow.corrected(&step, 0, before, &logits, follow::Bound { scale: 1.0, cap: None });
             // A choice among a few has no logits of all.
             if said.len() == row.len() {
                 row.copy_from_slice(&said);

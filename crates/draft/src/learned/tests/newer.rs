@@ -41,12 +41,18 @@ fn numbers_like_weights(seed: u32, count: usize, scale: f32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// The tokens of the first proposals of a drafter, one for each round.
-fn proposals(dir: &Path, rounds: usize) -> (String, Vec<Vec<u32>>) {
+/// A drafter that has read the fixture's prompt.
+fn begun(dir: &Path) -> (Rounds, BlockDraft) {
     let trace = json(&fixture(NAME).join("trace.json"));
     let mut game = Rounds::new(&numbers(&trace["prompt"]));
     let mut drafter = game.block_draft_of(dir);
     game.begin(&mut drafter);
+    (game, drafter)
+}
+
+/// The tokens of the first proposals of a drafter, one for each round.
+fn proposals(dir: &Path, rounds: usize) -> (String, Vec<Vec<u32>>) {
+    let (mut game, mut drafter) = begun(dir);
     let all = (0..rounds)
         .map(|_| {
             let said = game.propose(&mut drafter, 64).tree().tokens().to_vec();
@@ -117,10 +123,7 @@ fn convolutions_and_a_choice_that_add_nothing_change_nothing() {
 fn the_choice_is_a_walk_over_the_likeliest_by_the_word_before() {
     let parts = convolutions([1.0, 0.0], 0.0).into_iter().chain(selector(2.0, ""));
     let dir = with(parts.collect(), is_dflash2);
-    let trace = json(&fixture(NAME).join("trace.json"));
-    let mut game = Rounds::new(&numbers(&trace["prompt"]));
-    let mut drafter = game.block_draft_of(dir.path());
-    game.begin(&mut drafter);
+    let (mut game, mut drafter) = begun(dir.path());
     let said = game.propose(&mut drafter, 64);
     let [hidden, logits, _] = game.block(&mut drafter, &said);
     let tensors: Vec<Vec<f32>> = selector(2.0, "").into_iter().map(|(_, _, values)| values).collect();
@@ -187,10 +190,7 @@ fn a_correction_of_nothing_changes_nothing_and_the_first_drafts_have_none() {
 #[test]
 fn the_correction_is_that_of_a_gated_recurrent_unit() {
     let dir = with(domino(2.0), is_domino(1));
-    let trace = json(&fixture(NAME).join("trace.json"));
-    let mut game = Rounds::new(&numbers(&trace["prompt"]));
-    let mut drafter = game.block_draft_of(dir.path());
-    game.begin(&mut drafter);
+    let (mut game, mut drafter) = begun(dir.path());
     let said = game.propose(&mut drafter, 64);
     let [hidden, logits, _] = game.block(&mut drafter, &said);
     let tensors: Vec<Vec<f32>> = domino(2.0).into_iter().map(|(_, _, values)| values).collect();
