@@ -80,8 +80,8 @@ impl Heads<'_> {
 
 /// The drafts of one request as they grow.
 enum Growth {
-    /// Drawn by chance of its own: a chain.
-    Drawn { proposal: Proposal, drafts: Vec<u32> },
+    /// Drawn by chance of its own: a chain, whose nodes have the numbers 0, 1, 2, ...
+    Drawn(Proposal),
     /// Chosen: a tree, which may be a chain.
     Chosen(EagleGrowth),
 }
@@ -110,7 +110,7 @@ impl<'b> Growing<'b> {
     /// Drafts of blocks, with so many ways to go on at a place, and nothing beyond a word that is less likely than `least`.
     pub(super) fn new(blocks: &'b [Block<'b>], ways: usize, least: f64) -> Growing<'b> {
         let growth = |block: &Block<'_>| match block.ask.choose.draws() {
-            true => Growth::Drawn { proposal: Proposal::new(block.ask.anchor()), drafts: Vec::new() },
+            true => Growth::Drawn(Proposal::new(block.ask.anchor())),
             false => Growth::Chosen(EagleGrowth::new(block.ask.anchor(), ways, block.max_drafts.saturating_sub(1))),
         };
         Growing { blocks, growths: blocks.iter().map(growth).collect(), open: Vec::new(), ways, least }
@@ -145,105 +145,103 @@ impl<'b> Growing<'b> {
     fn deeper(&mut self, heads: &Heads<'_>, step: &mut Step, pool: &Pool, rows: &Rows<'_>, depth: usize) {
         step.states.clear();
         self.open.iter().for_each(|open| step.states.extend_from_slice(&open.state));
-        let (places, rest): (Vec<Place>, Vec<_>) =
-            self.open.drain(..).map(|Open { place, node, path, .. }| (place, (node, path))).unzip();
+        let open = self.open.drain(..).enumerate();
+        let (places, mut said): (Vec<Place>, Vec<Said>) = open
+            .map(|(row, Open { place, node, path, .. })| (place, Said { row, node, path, words: Next::Nothing }))
+            .unzip();
         let hidden = |place: &Place| rows.hidden(place.block, depth);
         heads.follow.advance(step, pool, heads.backbone, &places, depth, hidden);
         let step = &*step;
         let (blocks, ways, growths) = (self.blocks, self.ways, &self.growths);
-        let mut said: Vec<Said> = places.iter().map(|_| Said::Nothing).collect();
         pool.for_each_mut(&mut said, |row, said| {
-            let (place, path) = (&places[row], &rest[row].1);
+            let place = &places[row];
             let sure = heads.sure(step, row, depth, hidden(place));
             let choose = blocks[place.block].ask.choose;
-            *said = heads.next(step, row, place.before, rows.logits(place.block, depth), |logits, ids| {
+            said.words = heads.next(step, row, place.before, rows.logits(place.block, depth), |logits, ids| {
                 match growths[place.block] {
-                    Growth::Drawn { .. } => {
-                        let chosen = choose.choose(path, &spread(logits, ids, heads.vocab));
-                        chosen.map_or(Said::Nothing, |chosen| Said::Drawn(chosen, sure))
+                    Growth::Drawn(_) => {
+                        let chosen = choose.choose(&said.path, &spread(logits, ids, heads.vocab));
+                        chosen.map_or(Next::Nothing, |chosen| Next::Drawn(chosen, sure))
                     }
                     Growth::Chosen(_) => {
-                        let choices = choose.choices(path, Words::new(logits, ids, heads.vocab), ways);
-                        Said::Chosen(weighed(choices, sure))
+                        let choices = choose.choices(&said.path, Words::new(logits, ids, heads.vocab), ways);
+                        Next::Chosen(weighed(choices, sure))
                     }
                 }
             });
         });
-        self.take_in(step, places, rest, said);
+        let mut at = 0;
+        for level in places.chunk_by(|a, b| a.block == b.block) {
+            self.take_in(step, level[0].block, &mut said[at..at + level.len()]);
+            at += level.len();
+        }
     }
 
-    /// Takes in what all places have said, and opens those that it leads to.
-    fn take_in(&mut self, step: &Step, places: Vec<Place>, rest: Vec<(usize, Vec<u32>)>, said: Vec<Said>) {
-        let mut rows = places.iter().zip(rest).zip(said).enumerate().peekable();
-        while let Some((row, ((place, (node, path)), said))) = rows.next() {
-            let block = place.block;
-            let mut level = vec![(row, node, path)];
-            let mut expansions = Vec::new();
-            match (said, &mut self.growths[block]) {
-                (Said::Drawn(chosen, sure), Growth::Drawn { proposal, drafts }) => {
-                    let confidence = sure.unwrap_or(chosen.confidence);
-                    if let Some(token) = chosen.add_to(proposal, drafts.len(), confidence) {
-                        drafts.push(token);
-                        let (path, state) = (drafts.clone(), step.state(row).to_vec());
-                        self.open.push(Open { place: Place { block, before: token }, node: drafts.len(), path, state });
-                    }
-                    continue;
+    /// Takes in what all places of a block have said, and opens those that it leads to.
+    fn take_in(&mut self, step: &Step, block: usize, level: &mut [Said]) {
+        let Self { growths, open, least, .. } = self;
+        let mut go_on = |from: &Said, node: usize, before: u32| {
+            let path = from.path.iter().copied().chain([before]).collect();
+            open.push(Open { place: Place { block, before }, node, path, state: step.state(from.row).to_vec() });
+        };
+        match &mut growths[block] {
+            Growth::Drawn(proposal) => {
+                let [said] = level else { return };
+                let Next::Drawn(chosen, sure) = std::mem::take(&mut said.words) else { return };
+                let confidence = sure.unwrap_or(chosen.confidence);
+                if let Some(token) = chosen.add_to(proposal, said.node, confidence) {
+                    go_on(said, said.node + 1, token);
                 }
-                (Said::Chosen(expansion), Growth::Chosen(_)) => expansions.push(expansion),
-                _ => expansions.push(Expansion::new()),
             }
-            while let Some((row, ((_, (node, path)), said))) = rows.next_if(|(_, ((next, _), _))| next.block == block) {
-                level.push((row, node, path));
-                expansions.push(if let Said::Chosen(expansion) = said { expansion } else { Expansion::new() });
+            Growth::Chosen(growth) => {
+                // Places that were not worth going on are in the growth's level, and have said nothing.
+                let words = |&node: &usize| match level.iter_mut().find(|said| said.node == node) {
+                    Some(Said { words: Next::Chosen(words), .. }) => std::mem::take(words),
+                    _ => Expansion::new(),
+                };
+                let mut words: Vec<Expansion> = growth.level().iter().map(words).collect();
+                // Probabilities are in range, and a token comes once: the tree cannot refuse.
+                if growth.grow(&mut words).is_err() {
+                    return;
+                }
+                let tree = growth.tree();
+                let mut nodes: Vec<usize> = growth.level().to_vec();
+                nodes.retain(|&node| growth.survival(node) >= *least);
+                nodes.sort_unstable();
+                for node in nodes {
+                    let parent = tree.parent(node).and_then(|parent| level.iter().find(|said| said.node == parent));
+                    if let Some(parent) = parent {
+                        go_on(parent, node, tree.tokens()[node]);
+                    }
+                }
             }
-            self.take_in_level(step, block, level, expansions);
-        }
-    }
-
-    /// Takes in a level of one request's tree: rows of the step, their nodes and the words before them.
-    fn take_in_level(
-        &mut self,
-        step: &Step,
-        block: usize,
-        level: Vec<(usize, usize, Vec<u32>)>,
-        mut expansions: Vec<Expansion>,
-    ) {
-        let Growth::Chosen(growth) = &mut self.growths[block] else { return };
-        // Places that were not worth going on are in the growth's level, and have said nothing.
-        let place = |node: usize| level.iter().position(|(_, other, _)| *other == node);
-        let said = |&node: &usize| place(node).map(|place| std::mem::take(&mut expansions[place])).unwrap_or_default();
-        let mut all: Vec<Expansion> = growth.level().iter().map(said).collect();
-        // Probabilities are in range, and a token comes once: the tree cannot refuse.
-        if growth.grow(&mut all).is_err() {
-            return;
-        }
-        let tree = growth.tree();
-        let mut nodes = growth.level().to_vec();
-        nodes.sort_unstable();
-        for node in nodes {
-            let parent = tree.parent(node).and_then(|parent| level.iter().find(|(_, other, _)| *other == parent));
-            let Some((row, _, path)) = parent else { continue };
-            if growth.survival(node) < self.least {
-                continue;
-            }
-            let before = tree.tokens()[node];
-            let path = path.iter().copied().chain([before]).collect();
-            self.open.push(Open { place: Place { block, before }, node, path, state: step.state(*row).to_vec() });
         }
     }
 
     fn finish(self) -> Vec<Option<Proposal>> {
         let (ways, blocks) = (self.ways, self.blocks);
         let finish = |(growth, block): (Growth, &Block<'_>)| match growth {
-            Growth::Drawn { proposal, .. } => Some(proposal),
+            Growth::Drawn(proposal) => Some(proposal),
             Growth::Chosen(growth) => growth.finish(block.max_drafts * ways).ok().map(Proposal::from),
         };
         self.growths.into_iter().zip(blocks).map(finish).collect()
     }
 }
 
-/// What a place says.
-enum Said {
+/// A place that was asked.
+struct Said {
+    /// Its row in the step.
+    row: usize,
+    node: usize,
+    /// The words before, the anchor not among them.
+    path: Vec<u32>,
+    words: Next,
+}
+
+/// What may follow at a place.
+#[derive(Default)]
+enum Next {
+    #[default]
     Nothing,
     Drawn(crate::Chosen, Option<f64>),
     Chosen(Expansion),
