@@ -14,17 +14,22 @@ use crate::texts::Text;
 use crate::vocabulary::DraftVocabulary;
 
 /// How blocks are laid out.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BlockShape {
-    /// Rows of a block: the anchor and masks.
-    pub(crate) block: usize,
+    /// Rows of a block: the anchor's, and those of what is to be drafted.
+    pub(crate) rows: usize,
+    /// Rows at its beginning that give no draft: 0, where a row says what comes after it, or 1, where it says what it is.
+    pub(crate) silent: usize,
     /// The token of what is to be drafted.
     pub(crate) mask: u32,
+    /// Draft number n counts exp(-n / falls) of the first.
+    pub(crate) falls: f32,
 }
 
 /// Blocks of some texts.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Batch {
+    pub(crate) shape: BlockShape,
     pub(crate) texts: Vec<BatchText>,
     /// The anchor and masks of every block, `[rows]`.
     pub(crate) tokens: Vec<u32>,
@@ -41,7 +46,9 @@ pub(crate) struct Batch {
 /// The blocks of one text.
 #[derive(Debug)]
 pub(crate) struct BatchText {
-    /// The target's hidden states before the last anchor, `[context, taps * hidden]`.
+    /// The tokens before the last anchor, `[context]`.
+    pub(crate) tokens: Vec<u32>,
+    /// The target's hidden states there, `[context, taps * hidden]`.
     pub(crate) features: Tensor,
     /// Its rows among all.
     pub(crate) rows: Range<usize>,
@@ -63,10 +70,22 @@ pub(crate) fn anchors(text: &Text, most: usize, chance: Option<&mut ChaCha8Rng>)
 }
 
 impl Batch {
+    /// Without any blocks.
+    pub(crate) fn new(shape: BlockShape) -> Batch {
+        Batch {
+            shape,
+            texts: Vec::new(),
+            tokens: Vec::new(),
+            positions: Vec::new(),
+            before: Vec::new(),
+            teachers: Vec::new(),
+            weights: Vec::new(),
+        }
+    }
+
     /// Adds blocks at `anchors`, not empty and in ascending order, of a text.
     pub(crate) fn add(
         &mut self,
-        shape: BlockShape,
         text: &Text,
         features: &TextFeatures,
         vocabulary: &DraftVocabulary,
@@ -77,36 +96,37 @@ impl Batch {
         features.hidden[..values.len()].convert_to_f32_slice(&mut values);
         let first = self.tokens.len();
         for &anchor in &anchors {
-            for row in 0..shape.block {
-                self.add_row(shape, text, features, vocabulary, (anchor, row));
+            for row in 0..self.shape.rows {
+                self.add_row(text, features, vocabulary, (anchor, row));
             }
         }
         let features = Tensor::from_vec(values, (context, features.width), &Device::Cpu)?;
-        self.texts.push(BatchText { features, rows: first..self.tokens.len(), anchors });
+        let tokens = text.tokens[..context].to_vec();
+        self.texts.push(BatchText { tokens, features, rows: first..self.tokens.len(), anchors });
         Ok(())
     }
 
     fn add_row(
         &mut self,
-        shape: BlockShape,
         text: &Text,
         features: &TextFeatures,
         vocabulary: &DraftVocabulary,
         (anchor, row): (usize, usize),
     ) {
-        let position = anchor + row;
-        self.tokens.push(if row == 0 { text.tokens[anchor] } else { shape.mask });
-        self.positions.push(position as u32);
-        if position + 1 >= text.tokens.len() {
-            self.before.push(shape.mask);
+        let BlockShape { silent, mask, falls, .. } = self.shape;
+        self.tokens.push(if row == 0 { text.tokens[anchor] } else { mask });
+        self.positions.push((anchor + row) as u32);
+        let draft = row.checked_sub(silent).filter(|draft| anchor + draft + 1 < text.tokens.len());
+        let Some(draft) = draft else {
+            self.before.push(mask);
             self.weights.push(0.0);
             self.teachers.resize(self.teachers.len() + TEACHER_TOKENS, (None, 0.0));
             return;
-        }
-        self.before.push(text.tokens[position]);
-        // Earlier drafts decide how often later ones are looked at (DSpark, section 3.3).
-        self.weights.push((-(row as f32) / shape.block as f32).exp());
-        let from = (position - text.prompt) * TEACHER_TOKENS;
+        };
+        let before = anchor + draft;
+        self.before.push(text.tokens[before]);
+        self.weights.push((-(draft as f32) / falls).exp());
+        let from = (before - text.prompt) * TEACHER_TOKENS;
         let tokens = &features.tokens[from..from + TEACHER_TOKENS];
         let probabilities = &features.probabilities[from..from + TEACHER_TOKENS];
         self.teachers.extend(tokens.iter().zip(probabilities).map(|(&token, &p)| (vocabulary.index(token), p)));
@@ -139,8 +159,9 @@ mod tests {
         };
         let vocabulary = DraftVocabulary::most_frequent(2, 10, std::slice::from_ref(&text));
         assert_eq!(vocabulary.ids(), [5, 6]);
-        let mut batch = Batch::default();
-        batch.add(BlockShape { block: 3, mask: 0 }, &text, &features, &vocabulary, vec![2, 3]).unwrap();
+        let shape = BlockShape { rows: 3, silent: 0, mask: 0, falls: 3.0 };
+        let mut batch = Batch::new(shape);
+        batch.add(&text, &features, &vocabulary, vec![2, 3]).unwrap();
         assert_eq!(batch.tokens, [7, 0, 0, 6, 0, 0]);
         assert_eq!(batch.positions, [2, 3, 4, 3, 4, 5]);
         assert_eq!(batch.before[..2], [7, 6]);
@@ -150,5 +171,13 @@ mod tests {
         assert_eq!(targets[1].teacher[0], (Some(0), 0.25));
         assert_eq!(targets.iter().filter(|target| target.weight > 0.0).count(), 3);
         assert_eq!(batch.texts[0].features.to_vec2::<f32>().unwrap(), [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]);
+        assert_eq!(batch.texts[0].tokens, [9, 8, 7]);
+        // Where rows say what they are, the anchor's says nothing.
+        let mut batch = Batch::new(BlockShape { silent: 1, ..shape });
+        batch.add(&text, &features, &vocabulary, vec![2]).unwrap();
+        let targets = batch.targets();
+        let likeliest: Vec<Option<u32>> = targets.iter().map(|target| target.teacher[0].0).collect();
+        assert_eq!((&batch.tokens[..], likeliest), (&[7, 0, 0][..], vec![None, Some(1), Some(0)]));
+        assert_eq!((&batch.before[1..], targets[0].weight, targets[1].weight), (&[7, 6][..], 0.0, 1.0));
     }
 }

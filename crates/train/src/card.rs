@@ -2,15 +2,16 @@
 
 use std::env;
 use std::fmt::Write;
+use std::path::Path;
 
-use train::{DsparkShape, HeldOut, Trainer};
+use train::{DrafterShape, HeldOut, Method, Trainer};
 
 use crate::{TrainArgs, written};
 
 /// The card, in Markdown.
 pub(crate) fn card(
     args: &TrainArgs,
-    shape: &DsparkShape,
+    shape: &DrafterShape,
     target: &str,
     trainer: &Trainer,
     held_out: Option<&HeldOut>,
@@ -24,18 +25,15 @@ pub(crate) fn card(
         }
         None => format!("{own} prompts that it invented itself"),
     };
-    let command: Vec<String> = env::args().skip(1).collect();
+    let command: Vec<String> = env::args().skip(1).map(without_folders).collect();
     let mut card = format!(
         "# A drafter for {target}\n\n\
-         Drafts {} tokens a round for speculative decoding (DSpark), with {} layers that began as the target's layers {}, \
-         from the outputs of its layers {} (from 0). Made by Foretoken:\n\n    foretoken train {}\n\n\
+         Drafts {} tokens a round for speculative decoding ({}). Made by Foretoken:\n\n    foretoken train {}\n\n\
          - Data: {texts} texts of the target, its answers to {prompts}; half of them greedy, half at temperature 0.8. \
          {looked_at} more were held out.\n\
          - Training: {} steps, {:.2} hours, seed {}.\n",
-        shape.block,
-        shape.layers.len(),
-        written(&shape.layers, ", "),
-        written(&shape.taps, ", "),
+        shape.drafts,
+        made_of(shape),
         command.join(" "),
         trainer.steps(),
         trainer.seconds() / 3600.0,
@@ -57,4 +55,36 @@ pub(crate) fn card(
     }
     card.push_str("\nTry it with `foretoken run --draft DIRECTORY`.\n");
     card
+}
+
+/// What kind of drafter it is, and what of the target it is made of.
+fn made_of(shape: &DrafterShape) -> String {
+    let name = match shape.method {
+        Method::Dspark => "DSpark",
+        Method::Dflash => "DFlash",
+        Method::Eagle3 => "EAGLE-3",
+        Method::Mtp => "a module for multi-token prediction",
+        Method::Medusa => "Medusa",
+    };
+    let taps = match shape.method.reads_taps() {
+        true => format!("the outputs of the target's layers {} (from 0)", written(&shape.taps, ", ")),
+        false => "the target's last hidden state".into(),
+    };
+    match shape.layers.len() {
+        0 => format!("{name}; from {taps}"),
+        count => format!(
+            "{name}; {count} layers that began as the target's layers {}, from {taps}",
+            written(&shape.layers, ", ")
+        ),
+    }
+}
+
+/// An argument, and where it is a file or folder of this machine, its name alone.
+fn without_folders(argument: String) -> String {
+    let path = Path::new(&argument);
+    let is_nested = path.parent().is_some_and(|parent| parent != Path::new(""));
+    match path.file_name().filter(|_| is_nested && path.exists()) {
+        Some(name) => name.to_string_lossy().into_owned(),
+        None => argument,
+    }
 }

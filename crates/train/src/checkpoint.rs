@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
 use crate::TrainError;
-use crate::dspark::Dspark;
+use crate::drafter::Drafter;
 use crate::files::{Written, write_tensors};
 use crate::ops::values;
 use crate::vocabulary::DraftVocabulary;
@@ -23,29 +23,20 @@ pub(crate) struct Reached {
 /// The name under which the file says what it is of.
 const ABOUT: &str = "foretoken";
 
-/// What must be the same where a training goes on.
-fn shape(drafter: &Dspark) -> Value {
-    let shape = &drafter.shape;
-    json!({
-        "layers": shape.layers, "block": shape.block, "rank": shape.rank, "mask": shape.mask, "taps": shape.taps,
-        "known": drafter.vocabulary.len(), "target": [drafter.config.hidden, drafter.config.vocab],
-    })
-}
-
 /// Writes a checkpoint.
-pub(crate) fn write(path: &Path, drafter: &Dspark, reached: Reached) -> Result<(), TrainError> {
-    let about = json!({ "shape": shape(drafter), "steps": reached.steps, "seconds": reached.seconds });
+pub(crate) fn write(path: &Path, drafter: &Drafter, reached: Reached) -> Result<(), TrainError> {
+    let about = json!({ "shape": drafter.fixed(), "steps": reached.steps, "seconds": reached.seconds });
     let mut tensors: Vec<Written> = Vec::new();
     let bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    for (name, parameter) in &drafter.parameters.all {
+    for (name, parameter) in &drafter.base.parameters.all {
         let shape = parameter.var.dims().to_vec();
         tensors.push((name.clone(), Dtype::F32, shape, bytes(&values(&parameter.var)?)));
         for (moment, which) in parameter.moments.iter().zip(["first", "second"]) {
             tensors.push((format!("{which} moment of {name}"), Dtype::F32, vec![moment.len()], bytes(moment)));
         }
     }
-    let ids: Vec<u8> = drafter.vocabulary.ids().iter().flat_map(|id| id.to_le_bytes()).collect();
-    tensors.push(("vocabulary".into(), Dtype::U32, vec![drafter.vocabulary.len()], ids));
+    let ids: Vec<u8> = drafter.base.vocabulary.ids().iter().flat_map(|id| id.to_le_bytes()).collect();
+    tensors.push(("vocabulary".into(), Dtype::U32, vec![drafter.base.vocabulary.len()], ids));
     write_tensors(path, Some(HashMap::from([(ABOUT.to_owned(), about.to_string())])), tensors)
 }
 
@@ -79,14 +70,14 @@ impl Checkpoint {
     }
 
     /// Puts a drafter where this one was, and answers how far it had come.
-    pub(crate) fn restore(self, drafter: &mut Dspark) -> Result<Reached, TrainError> {
-        if self.about["shape"] != shape(drafter) {
-            let (was, is) = (&self.about["shape"], shape(drafter));
+    pub(crate) fn restore(self, drafter: &mut Drafter) -> Result<Reached, TrainError> {
+        if self.about["shape"] != drafter.fixed() {
+            let (was, is) = (&self.about["shape"], drafter.fixed());
             let problem =
                 format!("is of a drafter with {was}, and this one has {is}: give the same options, or another --out");
             return Err(TrainError::broken(&self.path, problem));
         }
-        for (name, parameter) in &mut drafter.parameters.all {
+        for (name, parameter) in &mut drafter.base.parameters.all {
             let numbers = |name: &str| self.numbers(name, parameter.var.elem_count(), f32::from_le_bytes);
             let moments = ["first", "second"].map(|which| numbers(&format!("{which} moment of {name}")));
             let [first, second] = moments;

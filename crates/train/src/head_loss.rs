@@ -7,7 +7,7 @@ use candle_core::{Device, Result, Tensor};
 use kernels::Isa;
 use rayon::prelude::*;
 
-use crate::ops::{given, values};
+use crate::ops::{given, given_by_three, values};
 
 /// Rows at a time.
 const ROWS: usize = 64;
@@ -54,6 +54,12 @@ pub(crate) struct Head {
 pub(crate) struct HeadInputs<'a> {
     /// After the final norm, `[rows, hidden]`.
     pub(crate) hidden: &'a Tensor,
+    /// What the tokens before add to the logits.
+    pub(crate) follow: Option<Follow<'a>>,
+}
+
+/// What makes rows depend on the tokens before them.
+pub(crate) struct Follow<'a> {
     /// Embeddings of the tokens before, `[rows, rank]`.
     pub(crate) before: &'a Tensor,
     /// From these to biases of logits, `[rank, known]`.
@@ -93,28 +99,36 @@ impl Head {
             all.par_extend(says.map(|(logits, target)| self.row(logits, target, weights, target.weight / total)));
             let gradient = Tensor::from_vec(logits, (targets.len(), known), &Device::Cpu)?;
             hidden_parts.push(gradient.matmul(&self.weights)?);
-            before_parts.push(gradient.matmul(&detached.bias.t()?)?);
-            let before = detached.before.narrow(0, at * ROWS, targets.len())?;
-            let part = before.t()?.matmul(&gradient)?;
-            bias_gradient = Some(match bias_gradient {
-                Some(sum) => (sum + part)?,
-                None => part,
-            });
+            if let Some([before, bias]) = &detached.follow {
+                before_parts.push(gradient.matmul(&bias.t()?)?);
+                let before = before.narrow(0, at * ROWS, targets.len())?;
+                let part = before.t()?.matmul(&gradient)?;
+                bias_gradient = Some(match bias_gradient {
+                    Some(sum) => (sum + part)?,
+                    None => part,
+                });
+            }
         }
         let loss: f32 = all.iter().zip(targets).map(|(says, target)| says.loss * target.weight / total).sum();
-        let gradients = [
-            Tensor::cat(&hidden_parts, 0)?,
-            Tensor::cat(&before_parts, 0)?,
-            bias_gradient.map_or_else(|| inputs.bias.zeros_like(), Ok)?,
-        ];
-        Ok((given(loss, [inputs.hidden, inputs.before, inputs.bias], gradients)?, all))
+        let hidden = Tensor::cat(&hidden_parts, 0)?;
+        let loss = match (&inputs.follow, bias_gradient) {
+            (Some(Follow { before, bias }), Some(gradient)) => {
+                let gradients = [hidden, Tensor::cat(&before_parts, 0)?, gradient];
+                given_by_three(loss, [inputs.hidden, before, bias], gradients)?
+            }
+            _ => given(loss, inputs.hidden, hidden)?,
+        };
+        Ok((loss, all))
     }
 
     /// Logits of the rows of part `at`, `[rows, known]`.
     fn logits(&self, inputs: &Detached, at: usize, rows: usize) -> Result<Vec<f32>> {
         let part = |tensor: &Tensor| tensor.narrow(0, at * ROWS, rows);
         let logits = part(&inputs.hidden)?.matmul(&self.weights.t()?)?;
-        values(&(logits + part(&inputs.before)?.matmul(&inputs.bias)?)?)
+        match &inputs.follow {
+            Some([before, bias]) => values(&(logits + part(before)?.matmul(bias)?)?),
+            None => values(&logits),
+        }
     }
 
     /// What a row says by its `logits`, in whose place the gradients of its loss times `share` are left.
@@ -149,13 +163,13 @@ impl Head {
 /// The inputs of a head without their history.
 struct Detached {
     hidden: Tensor,
-    before: Tensor,
-    bias: Tensor,
+    follow: Option<[Tensor; 2]>,
 }
 
 impl HeadInputs<'_> {
     fn detached(&self) -> Detached {
-        Detached { hidden: self.hidden.detach(), before: self.before.detach(), bias: self.bias.detach() }
+        let follow = self.follow.as_ref().map(|follow| [follow.before.detach(), follow.bias.detach()]);
+        Detached { hidden: self.hidden.detach(), follow }
     }
 }
 
@@ -233,7 +247,7 @@ mod tests {
             .zip(shapes)
             .map(|(values, shape)| Var::from_vec(values.clone(), shape, &Device::Cpu).unwrap())
             .collect();
-        let inputs = HeadInputs { hidden: &vars[0], before: &vars[1], bias: &vars[2] };
+        let inputs = HeadInputs { hidden: &vars[0], follow: Some(Follow { before: &vars[1], bias: &vars[2] }) };
         let (loss, says) = this.loss(&inputs, &targets, weights).unwrap();
         assert!((f64::from(loss.to_scalar::<f32>().unwrap()) - expected(&numbers)).abs() < 1e-5);
         let quiet = this.says(&inputs, &targets).unwrap();
@@ -255,5 +269,14 @@ mod tests {
                 );
             }
         }
+        // Without what follows, the same as with biases of 0.
+        let none = Tensor::zeros(shapes[2], candle_core::DType::F32, &Device::Cpu).unwrap();
+        let zero = HeadInputs { hidden: &vars[0], follow: Some(Follow { before: &vars[1], bias: &none }) };
+        let alone = HeadInputs { hidden: &vars[0], follow: None };
+        let [zero, alone] = [zero, alone].map(|inputs| {
+            let (loss, says) = this.loss(&inputs, &targets, weights).unwrap();
+            (values(loss.backward().unwrap().get(&vars[0]).unwrap()).unwrap(), says)
+        });
+        assert_eq!(zero, alone);
     }
 }

@@ -1,8 +1,8 @@
 //! What a drafter is worth on texts that it does not learn from.
 
 use crate::TrainError;
-use crate::batch::{Batch, anchors};
-use crate::dspark::Dspark;
+use crate::batch::{Batch, BlockShape, anchors};
+use crate::drafter::Drafter;
 use crate::features::FeatureStore;
 use crate::head_loss::{RowSays, RowTarget};
 use crate::texts::Text;
@@ -85,12 +85,14 @@ impl HeldOut {
 }
 
 /// What the whole blocks among these rows do. `sure`: the confidences of the rows, where they are known.
-pub(crate) fn rounds(says: &[RowSays], sure: &[f32], targets: &[RowTarget<'_>], block: usize) -> HeldOut {
+pub(crate) fn rounds(says: &[RowSays], sure: &[f32], targets: &[RowTarget<'_>], shape: BlockShape) -> HeldOut {
     let mut sum = HeldOut::default();
-    for (at, (says, targets)) in says.chunks_exact(block).zip(targets.chunks_exact(block)).enumerate() {
-        if targets.iter().all(|target| target.weight > 0.0) {
+    let BlockShape { rows, silent, .. } = shape;
+    for (at, (says, targets)) in says.chunks_exact(rows).zip(targets.chunks_exact(rows)).enumerate() {
+        let says = &says[silent..];
+        if targets[silent..].iter().all(|target| target.weight > 0.0) {
             sum.add(says);
-            let sure = sure.iter().skip(at * block).zip(says);
+            let sure = sure.iter().skip(at * rows + silent).zip(says);
             sum.unsure += sure.map(|(sure, says)| f64::from((says.acceptance - sure).abs())).sum::<f64>();
         }
     }
@@ -99,19 +101,19 @@ pub(crate) fn rounds(says: &[RowSays], sure: &[f32], targets: &[RowTarget<'_>], 
 
 /// What the drafter says of `texts`, at places that are the same each time; `None`: there are no texts.
 pub(crate) fn evaluate(
-    drafter: &Dspark,
+    drafter: &Drafter,
     store: &mut FeatureStore,
     texts: &[Text],
 ) -> Result<Option<HeldOut>, TrainError> {
     let mut sum = HeldOut::default();
     for texts in texts.chunks(AT_ONCE) {
-        let mut batch = Batch::default();
+        let mut batch = Batch::new(drafter.layout());
         for text in texts {
             let features = store.of(text)?;
-            batch.add(drafter.block_shape(), text, &features, &drafter.vocabulary, anchors(text, ANCHORS, None))?;
+            batch.add(text, &features, &drafter.base.vocabulary, anchors(text, ANCHORS, None))?;
         }
         let (says, sure) = drafter.says(&batch)?;
-        sum.merge(&rounds(&says, &sure, &batch.targets(), drafter.shape.block));
+        sum.merge(&rounds(&says, &sure, &batch.targets(), batch.shape));
     }
     Ok((sum.rounds > 0).then_some(sum))
 }
@@ -127,10 +129,13 @@ mod tests {
         let target = |weight| RowTarget { teacher: &[], weight };
         // The second block is not whole.
         let targets = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0].map(target);
-        let one = rounds(&says, &[0.5, 1.0, 1.0], &targets, 3);
+        let shape = BlockShape { rows: 3, silent: 0, mask: 0, falls: 1.0 };
+        let one = rounds(&says, &[0.5, 1.0, 1.0], &targets, shape);
         assert_eq!((one.rounds, one.tau(), one.greedy_tau()), (1, 2.0, 3.0));
         assert_eq!((one.acceptance(), one.agreement()), (vec![0.5, 0.5, 1.0], vec![1.0, 1.0, 0.0]));
         assert_eq!(one.confidence_error(), 0.5 / 3.0);
+        let silent = rounds(&says, &[], &targets, BlockShape { silent: 1, ..shape });
+        assert_eq!((silent.rounds, silent.tau(), silent.agreement()), (1, 2.0, vec![1.0, 0.0]));
         let mut two = HeldOut::default();
         two.merge(&one);
         two.merge(&one);

@@ -6,14 +6,22 @@
 //! enter.
 
 mod batch;
+mod begin;
+mod block;
+mod chain;
 mod chance;
 mod checkpoint;
-mod dspark;
+mod drafter;
 mod error;
+mod export;
 mod features;
 mod files;
+#[cfg(test)]
+mod forward_tests;
 mod head_loss;
 mod held_out;
+mod layer;
+mod medusa;
 mod ops;
 mod parameters;
 mod run;
@@ -22,9 +30,10 @@ pub mod texts;
 mod trainer;
 mod vocabulary;
 
-pub use dspark::{About, DsparkShape};
+pub use drafter::{DrafterShape, Method};
 pub use error::TrainError;
+pub use export::About;
 pub use held_out::HeldOut;
-pub use run::{Keeping, RunningTarget, dspark};
+pub use run::{Keeping, RunningTarget, begin};
 pub use target::TargetWeights;
 pub use trainer::{Length, Profile, StepReport, TrainOptions, Trainer};

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, ValueEnum};
 use cli::load::{Loaded, ModelArgs, locate, open};
 use cli::machine;
-use train::{About, DsparkShape, Keeping, Length, RunningTarget, TargetWeights, TrainOptions, Trainer};
+use train::{About, DrafterShape, Keeping, Length, Method, RunningTarget, TargetWeights, TrainOptions, Trainer};
 
 use show::Shown;
 
@@ -49,8 +49,29 @@ struct TrainArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Method {
+enum MethodArg {
+    /// A block of drafts in one forward, each corrected by the one before, with confidences
     Dspark,
+    /// A block of drafts in one forward
+    Dflash,
+    /// One draft after the other, from features of the target
+    Eagle3,
+    /// One draft after the other, by a layer behind the target's last
+    Mtp,
+    /// A head for each draft
+    Medusa,
+}
+
+impl MethodArg {
+    fn method(self) -> Method {
+        match self {
+            MethodArg::Dspark => Method::Dspark,
+            MethodArg::Dflash => Method::Dflash,
+            MethodArg::Eagle3 => Method::Eagle3,
+            MethodArg::Mtp => Method::Mtp,
+            MethodArg::Medusa => Method::Medusa,
+        }
+    }
 }
 
 /// What to train.
@@ -58,24 +79,26 @@ enum Method {
 #[command(next_help_heading = "Drafter")]
 struct DrafterArgs {
     /// How it drafts
-    #[arg(long, value_name = "METHOD", value_enum, default_value_t = Method::Dspark)]
-    method: Method,
-    /// Layers that it has
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
-    layers: u8,
+    #[arg(long, value_name = "METHOD", value_enum, default_value_t = MethodArg::Dspark)]
+    method: MethodArg,
+    /// Layers that it has [default: 2 of a block drafter; eagle3 and mtp have 1, medusa has none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=64))]
+    layers: Option<u8>,
     /// Layers of the target that its own begin as, one for each, from 0 [default: spread over the target's later half]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     init_layers: Vec<usize>,
     /// Drafts of a round
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(2..=64))]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(2..=63))]
     block: u8,
-    /// Rank of the head that makes a draft depend on the one before
+    /// dspark: rank of the head that makes a draft depend on the one before
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     markov_rank: u16,
-    /// Tokens that it knows, the most frequent ones of the texts [default: all of the target's]
+    /// Tokens that it knows, the most frequent ones of the texts [default: all of the target's]. mtp and medusa learn from
+    /// these only, which is faster, and draft all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     draft_vocab: Option<u32>,
-    /// Layers of the target whose outputs it reads, from 0 [default: five, from the second to the third last]
+    /// Layers of the target whose outputs it reads, from 0 [default: five, from the second to the third last; three for
+    /// eagle3; mtp and medusa read the last hidden state]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     taps: Vec<usize>,
     /// The token that stands for what is to be drafted [default: a control token that the target hardly uses]
@@ -156,19 +179,20 @@ fn run(args: &TrainArgs) -> Result<()> {
     let loaded = load()?;
     let (weights, config, ..) = open(&locate(args.target.as_deref())?.kind, false)?;
     let weights = TargetWeights { weights: &weights, config: &config };
-    let features = work.join(format!("features-{}", written(&shape.taps, "-")));
+    let read = if shape.taps.is_empty() { "final".into() } else { written(&shape.taps, "-") };
+    let features = work.join(format!("features-{read}"));
     let bytes = (args.training.feature_cache.max(0.0) * f64::from(1 << 30)) as u64;
     let checkpoint = work.join("checkpoint.safetensors");
     let held_out = args.training.held_out.into();
     let keeping = Keeping { features: &features, bytes, held_out, checkpoint: &checkpoint };
     let target = RunningTarget { model: loaded.model, pool: loaded.pool, isa: loaded.isa };
     let draft_vocab = args.drafter.draft_vocab.map(|size| size as usize);
-    let mut trainer = train::dspark(target, &weights, texts, (shape.clone(), draft_vocab), options, keeping)?;
+    let mut trainer = train::begin(target, &weights, texts, (shape.clone(), draft_vocab), options, keeping)?;
     train(args, &mut trainer, &shape, &name, &checkpoint)
 }
 
 /// Steps until the end, with looks at the texts that are held out, checkpoints and exports in between.
-fn train(args: &TrainArgs, trainer: &mut Trainer, shape: &DsparkShape, target: &str, checkpoint: &Path) -> Result<()> {
+fn train(args: &TrainArgs, trainer: &mut Trainer, shape: &DrafterShape, target: &str, checkpoint: &Path) -> Result<()> {
     let pause = Duration::try_from_secs_f64(args.training.checkpoint_every * 60.0).context("--checkpoint-every")?;
     let every = u64::from(args.training.evaluate_every);
     let mut shown = Shown::begin(&args.out.join("work").join("log.jsonl"), trainer)?;
@@ -198,16 +222,25 @@ fn train(args: &TrainArgs, trainer: &mut Trainer, shape: &DsparkShape, target: &
 }
 
 impl DrafterArgs {
-    fn shape(&self, loaded: &Loaded) -> Result<DsparkShape> {
-        let config = loaded.model.config();
+    fn shape(&self, loaded: &Loaded) -> Result<DrafterShape> {
+        let (config, method) = (loaded.model.config(), self.method.method());
+        let usual = 2.clamp(*method.layers().start(), *method.layers().end());
+        let count = self.layers.map_or(usual, usize::from);
         let layers = match self.init_layers.len() {
-            0 => spread(self.layers.into(), 0.4 * config.layers as f64, 0.8 * config.layers as f64),
-            count if count == usize::from(self.layers) => self.init_layers.clone(),
-            count => bail!("--init-layers names {count} layers, and --layers is {}", self.layers),
+            0 => spread(count, 0.4 * config.layers as f64, 0.8 * config.layers as f64),
+            given if given == count => self.init_layers.clone(),
+            given => bail!("--init-layers names {given} layers, and the drafter has {count}"),
         };
-        let mut taps = match self.taps.is_empty() {
-            true => spread(5, 1.0, config.layers.saturating_sub(3).max(1) as f64),
-            false => self.taps.clone(),
+        if !method.reads_taps() && !self.taps.is_empty() {
+            bail!("--taps: {} reads the target's last hidden state, and no layers", method.name());
+        }
+        let mut taps = match (method, self.taps.is_empty()) {
+            (_, false) => self.taps.clone(),
+            (Method::Eagle3, true) => {
+                [1, (config.layers / 2).saturating_sub(1), config.layers.saturating_sub(4)].into()
+            }
+            (_, true) if method.reads_taps() => spread(5, 1.0, config.layers.saturating_sub(3).max(1) as f64),
+            _ => Vec::new(),
         };
         taps.sort_unstable();
         taps.dedup();
@@ -218,7 +251,7 @@ impl DrafterArgs {
         if mask as usize >= config.vocab {
             bail!("--mask-token is {mask}, and the target has {} tokens", config.vocab);
         }
-        Ok(DsparkShape { layers, block: self.block.into(), rank: self.markov_rank.into(), mask, taps })
+        Ok(DrafterShape { method, layers, drafts: self.block.into(), rank: self.markov_rank.into(), mask, taps })
     }
 }
 

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kernels::{Isa, Pool};
-use model::{Model, Tap};
+use model::Model;
 use rand::Rng;
 
 use crate::TrainError;
 use crate::chance::{Purpose, chance};
 use crate::checkpoint::{Checkpoint, Reached};
-use crate::dspark::{Dspark, DsparkShape};
+use crate::drafter::{Drafter, DrafterShape};
 use crate::features::FeatureStore;
 use crate::target::TargetWeights;
 use crate::texts::{Origin, Text};
@@ -43,21 +43,22 @@ pub struct Keeping<'a> {
     pub checkpoint: &'a Path,
 }
 
-/// A training of DSpark, from its beginning or its checkpoint. `draft_vocab`: tokens that the drafter knows; `None`: all.
+/// A training, from its beginning or its checkpoint. `draft_vocab`: tokens that the drafter knows; `None`: all.
 ///
 /// # Errors
 /// When the shape does not suit the target or the checkpoint, there are too few texts, or a file or folder cannot be used.
-pub fn dspark(
+pub fn begin(
     target: RunningTarget,
     weights: &TargetWeights<'_>,
     texts: Vec<Text>,
-    (shape, draft_vocab): (DsparkShape, Option<usize>),
+    (shape, draft_vocab): (DrafterShape, Option<usize>),
     options: TrainOptions,
     keeping: Keeping<'_>,
 ) -> Result<Trainer, TrainError> {
     let vocab = weights.config.vocab;
-    // Answers of which a draft could learn nothing are left out.
-    let texts: Vec<Text> = texts.into_iter().filter(|text| text.tokens.len() > text.prompt + 1).collect();
+    // Answers of which a draft could learn nothing are left out, and those without a pair before them.
+    let suits = |text: &Text| text.tokens.len() > text.prompt + 1 && text.prompt > 1;
+    let texts: Vec<Text> = texts.into_iter().filter(suits).collect();
     if let Some(token) = texts.iter().flat_map(|text| &text.tokens).find(|token| **token as usize >= vocab) {
         return Err(TrainError::option("--target", format!("has {vocab} tokens, and a text has the token {token}")));
     }
@@ -73,8 +74,8 @@ pub fn dspark(
         (Some(size), None) => DraftVocabulary::most_frequent(size, vocab, &texts),
         (None, _) => DraftVocabulary::whole(vocab),
     };
-    let taps = shape.taps.iter().map(|&tap| Tap::Layer(tap)).collect();
-    let mut drafter = Dspark::begin(shape, vocabulary, weights, target.isa, options.seed)?;
+    let taps = shape.features();
+    let mut drafter = Drafter::begin(shape, vocabulary, weights, target.isa, options.seed)?;
     let reached = checkpoint.map_or(Ok(Reached::default()), |checkpoint| checkpoint.restore(&mut drafter))?;
     let RunningTarget { model, pool, isa } = target;
     let store = FeatureStore::new((model, pool, isa), taps, keeping.features, keeping.bytes)?;

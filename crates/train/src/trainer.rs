@@ -13,7 +13,8 @@ use crate::TrainError;
 use crate::batch::{Batch, anchors};
 use crate::chance::{Purpose, chance};
 use crate::checkpoint::{self, Reached};
-use crate::dspark::{About, Dspark};
+use crate::drafter::Drafter;
+use crate::export::About;
 use crate::features::FeatureStore;
 use crate::held_out::{self, HeldOut};
 use crate::parameters::Step;
@@ -125,7 +126,7 @@ impl Profile {
 
 /// A drafter in training.
 pub struct Trainer {
-    drafter: Dspark,
+    drafter: Drafter,
     store: FeatureStore,
     texts: Vec<Text>,
     held_out: Vec<Text>,
@@ -143,7 +144,7 @@ impl Trainer {
     /// # Errors
     /// When there is nothing to learn from.
     pub(crate) fn new(
-        drafter: Dspark,
+        drafter: Drafter,
         store: FeatureStore,
         [texts, held_out]: [Vec<Text>; 2],
         options: TrainOptions,
@@ -177,7 +178,7 @@ impl Trainer {
 
     /// The share of the answers' tokens that the drafter knows.
     pub fn coverage(&self) -> f64 {
-        self.drafter.vocabulary.coverage(&self.texts)
+        self.drafter.base.vocabulary.coverage(&self.texts)
     }
 
     /// Texts of which something is learned, and texts that are held out.
@@ -211,7 +212,7 @@ impl Trainer {
         }
         let TrainOptions { decay, clip, .. } = options;
         let step = Step { rate, decay, clip, number };
-        let parameters = &mut self.drafter.parameters;
+        let parameters = &mut self.drafter.base.parameters;
         report.norm = timed(&mut report.profile.optimiser, || parameters.step(&gradients, options.accumulate, step))?;
         self.reached.steps += 1;
         Ok(report)
@@ -221,22 +222,22 @@ impl Trainer {
     fn part(&self, batch: &Batch, done: f32) -> Result<Part, TrainError> {
         let mut profile = Profile::default();
         let (loss, says) = self.drafter.loss(batch, done, &mut profile)?;
-        let tau = held_out::rounds(&says, &[], &batch.targets(), self.drafter.shape.block).tau() as f32;
-        let gradients = timed(&mut profile.backward, || self.drafter.parameters.gradients(&loss.backward()?))?;
+        let tau = held_out::rounds(&says, &[], &batch.targets(), batch.shape).tau() as f32;
+        let gradients = timed(&mut profile.backward, || self.drafter.base.parameters.gradients(&loss.backward()?))?;
         Ok(Part { loss: loss.to_scalar()?, tau, rows: says.len(), gradients, profile })
     }
 
     /// The blocks of the texts that come after the first `from` ones, over all passes.
     fn batch(&mut self, from: usize, profile: &mut Profile) -> Result<Batch, TrainError> {
-        let mut batch = Batch::default();
+        let mut batch = Batch::new(self.drafter.layout());
         for at in from..from + self.options.batch {
             let text = self.text_at(at);
             let text = &self.texts[text];
             let features = timed(&mut profile.features, || self.store.of(text))?;
             let mut chance = chance(self.options.seed, Purpose::Anchors, at as u64);
             let anchors = anchors(text, self.options.anchors, Some(&mut chance));
-            let (shape, vocabulary) = (self.drafter.block_shape(), &self.drafter.vocabulary);
-            timed(&mut profile.batch, || batch.add(shape, text, &features, vocabulary, anchors))?;
+            let vocabulary = &self.drafter.base.vocabulary;
+            timed(&mut profile.batch, || batch.add(text, &features, vocabulary, anchors))?;
         }
         Ok(batch)
     }

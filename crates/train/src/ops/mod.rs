@@ -12,7 +12,7 @@ mod visible;
 use candle_core::{CpuStorage, Layout, Result, Tensor, bail};
 
 pub(crate) use gate::silu_mul;
-pub(crate) use given::{given, times_constant};
+pub(crate) use given::{given, given_by_three, times_constant};
 pub(crate) use norm::rms_norm;
 pub(crate) use rotate::{Rotation, rotate};
 pub(crate) use visible::{Visible, visible_softmax};

@@ -1,17 +1,21 @@
-//! A drafter's files: DeepSpec's format, or that of the library speculators where the draft knows fewer tokens than the target.
+//! A drafter's files, in the formats that others write and read.
+//!
+//! What all formats have in common: the description of layers, their tensors' names, a reduced vocabulary. What only one kind
+//! has is that kind's.
 
 use std::path::Path;
 
 use candle_core::Tensor;
 use half::f16;
-use model::config::{Architecture, RopeScaling};
+use model::config::{Architecture, Config, RopeScaling};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::Dspark;
 use crate::TrainError;
 use crate::files::{self, Written, write_tensors};
 use crate::ops::values;
+use crate::parameters::Parameters;
+use crate::vocabulary::DraftVocabulary;
 
 /// What the files say beside the weights.
 #[derive(Debug, Clone, Default)]
@@ -22,61 +26,23 @@ pub struct About {
     pub card: String,
 }
 
-/// Writes `config.json`, `model.safetensors` and `README.md`.
-pub(super) fn write(drafter: &Dspark, dir: &Path, about: &About) -> Result<(), TrainError> {
-    std::fs::create_dir_all(dir).map_err(|source| TrainError::io("make", dir, source))?;
-    let config = config(drafter, &about.target)?;
-    write_tensors(&dir.join("model.safetensors"), None, tensors(drafter)?)?;
-    files::write(&dir.join("config.json"), format!("{config:#}\n").as_bytes())?;
-    files::write(&dir.join("README.md"), about.card.as_bytes())
+/// A drafter's `config.json` and its tensors.
+pub(crate) struct Files {
+    pub(crate) config: Value,
+    pub(crate) tensors: Vec<Written>,
 }
 
-fn config(drafter: &Dspark, target: &str) -> Result<Value, TrainError> {
-    let Dspark { shape, vocabulary, .. } = drafter;
-    let layers = layers(drafter)?;
-    let mut config = match vocabulary.is_reduced() {
-        true => json!({
-            "architectures": ["DSparkSpeculator"],
-            "speculators_model_type": "dspark",
-            "draft_vocab_size": vocabulary.len(),
-            "sample_from_anchor": true,
-            // The ids of layers whose inputs are read.
-            "aux_hidden_state_layer_ids": shape.taps.iter().map(|tap| tap + 1).collect::<Vec<_>>(),
-            "speculators_config": {
-                "algorithm": "dspark",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [{ "proposal_type": "greedy", "speculative_tokens": shape.block }],
-                "verifier": { "name_or_path": target },
-            },
-            "transformer_layer_config": layers,
-        }),
-        false => {
-            let mut config = layers;
-            config["architectures"] = json!(["Qwen3DSparkModel"]);
-            config["target_layer_ids"] = json!(shape.taps);
-            config["layer_types"] = json!(vec!["full_attention"; shape.layers.len()]);
-            config
-        }
-    };
-    let more = json!({
-        "block_size": shape.block,
-        "mask_token_id": shape.mask,
-        "markov_rank": shape.rank,
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": true,
-        "confidence_head_with_markov": true,
-        "tie_word_embeddings": false,
-        "torch_dtype": "float16",
-    });
-    if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
-        config.extend(more);
-    }
-    Ok(config)
+/// Writes `config.json`, `model.safetensors` and `README.md`.
+pub(crate) fn write(files: Files, dir: &Path, card: &str) -> Result<(), TrainError> {
+    let Files { config, tensors } = files;
+    std::fs::create_dir_all(dir).map_err(|source| TrainError::io("make", dir, source))?;
+    write_tensors(&dir.join("model.safetensors"), None, tensors)?;
+    files::write(&dir.join("config.json"), format!("{config:#}\n").as_bytes())?;
+    files::write(&dir.join("README.md"), card.as_bytes())
 }
 
 /// The description of the layers, as the transformers library has it.
-fn layers(drafter: &Dspark) -> Result<Value, TrainError> {
-    let config = &drafter.config;
+pub(crate) fn layers(config: &Config) -> Result<Value, TrainError> {
     let kind = match config.architecture {
         Architecture::Llama | Architecture::Mistral => "llama",
         Architecture::Qwen2 => "qwen2",
@@ -97,6 +63,8 @@ fn layers(drafter: &Dspark) -> Result<Value, TrainError> {
         "hidden_act": "silu",
         "attention_bias": false,
         "mlp_bias": false,
+        "tie_word_embeddings": false,
+        "torch_dtype": "float16",
     });
     if let Some(scaling) = scaling(&config.rope.scaling)? {
         layers["rope_scaling"] = Value::Object(scaling);
@@ -149,46 +117,22 @@ fn scaling(scaling: &RopeScaling) -> Result<Option<Map<String, Value>>, TrainErr
     Ok(scaling.as_object().cloned())
 }
 
-/// All weights as f16, as `[out, in]`, and what the draft's tokens are.
-fn tensors(drafter: &Dspark) -> Result<Vec<Written>, TrainError> {
-    let (parameters, vocabulary) = (&drafter.parameters, &drafter.vocabulary);
+/// The tensors of a layer, whose parameters begin with `ours`, under names that begin with `theirs`.
+pub(crate) fn layer_tensors(parameters: &Parameters, ours: &str, theirs: &str) -> Result<Vec<Written>, TrainError> {
     let mut all = Vec::new();
     for (name, parameter) in &parameters.all {
-        if let Some((name, turned)) = published(name) {
+        let part = name.strip_prefix(ours).and_then(|rest| rest.strip_prefix('.')).and_then(published);
+        if let Some((name, turned)) = part {
             let tensor = parameter.var.as_tensor();
-            all.push(half(name, &if turned { tensor.t()? } else { tensor.clone() })?);
+            all.push(half(format!("{theirs}{name}"), &if turned { tensor.t()? } else { tensor.clone() })?);
         }
-    }
-    let part = |name: &str| parameters.get(name);
-    let sure = Tensor::cat(&[part("confidence.hidden")?, part("confidence.before")?], 0)?;
-    all.push(half("confidence_head.proj.weight".into(), &sure.t()?)?);
-    all.push(half("lm_head.weight".into(), &drafter.head.weights)?);
-    if vocabulary.is_reduced() {
-        let distances = (0i64..).zip(vocabulary.ids()).flat_map(|(at, &id)| (i64::from(id) - at).to_le_bytes());
-        all.push(("d2t".into(), Dtype::I64, vec![vocabulary.len()], distances.collect()));
-        let vocab = drafter.config.vocab;
-        let known = (0..vocab as u32).map(|id| u8::from(vocabulary.index(id).is_some()));
-        all.push(("t2d".into(), Dtype::BOOL, vec![vocab], known.collect()));
-    } else {
-        all.push(half("embed_tokens.weight".into(), &drafter.embedding)?);
     }
     Ok(all)
 }
 
-/// What a parameter is called in published files, and whether it is turned there; `None`: it is a part of another.
-fn published(name: &str) -> Option<(String, bool)> {
-    let whole = |name: &str, turned| Some((name.to_owned(), turned));
-    match name {
-        "fc" => return whole("fc.weight", true),
-        "hidden_norm" => return whole("hidden_norm.weight", false),
-        "norm" => return whole("norm.weight", false),
-        "markov_w1" => return whole("markov_head.markov_w1.weight", false),
-        "markov_w2" => return whole("markov_head.markov_w2.weight", true),
-        "confidence.bias" => return whole("confidence_head.proj.bias", false),
-        _ => {}
-    }
-    let (layer, part) = name.strip_prefix("layers.")?.split_once('.')?;
-    let (part, turned) = match part {
+/// What a layer's parameter is called in published files, and whether it is turned there.
+fn published(part: &str) -> Option<(&'static str, bool)> {
+    Some(match part {
         "input_norm" => ("input_layernorm.weight", false),
         "post_norm" => ("post_attention_layernorm.weight", false),
         "q" => ("self_attn.q_proj.weight", true),
@@ -204,11 +148,21 @@ fn published(name: &str) -> Option<(String, bool)> {
         "up" => ("mlp.up_proj.weight", true),
         "down" => ("mlp.down_proj.weight", true),
         _ => return None,
-    };
-    Some((format!("layers.{layer}.{part}"), turned))
+    })
 }
 
-fn half(name: String, tensor: &Tensor) -> Result<Written, TrainError> {
+/// Which of the target's `vocab` tokens the draft's are, and the other way round.
+pub(crate) fn known(vocabulary: &DraftVocabulary, vocab: usize) -> [Written; 2] {
+    let distances = (0i64..).zip(vocabulary.ids()).flat_map(|(at, &id)| (i64::from(id) - at).to_le_bytes());
+    let known = (0..vocab as u32).map(|id| u8::from(vocabulary.index(id).is_some()));
+    [
+        ("d2t".into(), Dtype::I64, vec![vocabulary.len()], distances.collect()),
+        ("t2d".into(), Dtype::BOOL, vec![vocab], known.collect()),
+    ]
+}
+
+/// A tensor as f16.
+pub(crate) fn half(name: String, tensor: &Tensor) -> Result<Written, TrainError> {
     let bytes = values(tensor)?.into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect();
     Ok((name, Dtype::F16, tensor.dims().to_vec(), bytes))
 }

@@ -1,14 +1,13 @@
-//! What a drafter begins as.
+//! What drafters begin as.
 //!
 //! Short training goes as far as its beginning lets it. So the layers are some of the target's, and the feature that they
 //! look at is at first the target's last tap: near what these layers were made for. Their norms before the projections are
 //! folded into these, so that what looks at features and what looks at rows begins right with one norm for all layers.
 
 use candle_core::{Device, Tensor};
-use model::config::Config;
+use model::config::{Architecture, Config, RopeConfig, RopeLayout};
 use rand::Rng;
 
-use super::{DsparkShape, architecture};
 use crate::TrainError;
 use crate::chance::{Purpose, chance};
 use crate::parameters::Parameters;
@@ -20,59 +19,29 @@ const SMALL: f32 = 0.02;
 /// Size of what projects embeddings of length 1, so that the numbers that come of it are of about half this size.
 const SHADOW: f32 = 1.0;
 
-/// The shape of a draft's layers.
-pub(super) fn config(shape: &DsparkShape, target: &Config) -> Result<Config, TrainError> {
-    let below = |layer: &&usize| **layer >= target.layers;
-    for (option, layers) in [("--init-layers", &shape.layers), ("--taps", &shape.taps)] {
-        if let Some(layer) = layers.iter().find(below) {
-            return Err(TrainError::option(option, format!("names layer {layer} of a target with {}", target.layers)));
-        }
-        if layers.is_empty() {
-            return Err(TrainError::option(option, "names no layer"));
-        }
-    }
-    let architecture = architecture(target.architecture);
-    let rope = model::config::RopeConfig { layout: model::config::RopeLayout::Halves, ..target.rope.clone() };
-    Ok(Config {
+/// The shape of a draft's layers, so many of them.
+pub(crate) fn config(layers: usize, target: &Config) -> Config {
+    // Sliding windows have no place in a draft.
+    let architecture = match target.architecture {
+        Architecture::Mistral => Architecture::Llama,
+        other => other,
+    };
+    let rope = RopeConfig { layout: RopeLayout::Halves, ..target.rope.clone() };
+    Config {
         architecture,
-        layers: shape.layers.len(),
-        windows: vec![None; shape.layers.len()],
+        layers,
+        windows: vec![None; layers],
         rope,
-        qkv_bias: architecture == model::config::Architecture::Qwen2,
+        qkv_bias: architecture == Architecture::Qwen2,
         output_bias: false,
         mlp_bias: false,
         tie_word_embeddings: false,
         ..target.clone()
-    })
-}
-
-/// All parameters of a drafter that knows so many tokens.
-pub(super) fn parameters(
-    shape: &DsparkShape,
-    config: &Config,
-    known: usize,
-    target: &TargetWeights<'_>,
-    seed: u64,
-) -> Result<Parameters, TrainError> {
-    let mut parameters = Parameters::default();
-    let hidden = config.hidden;
-    parameters.add("fc", &fusion(hidden, shape.taps.len(), seed)?)?;
-    parameters.add("hidden_norm", &ones(hidden)?)?;
-    for (number, &source) in shape.layers.iter().enumerate() {
-        layer(&mut parameters, &format!("layers.{number}"), config, target, source)?;
     }
-    parameters.add("norm", &target.norm()?)?;
-    parameters.add("markov_w1", &shadows(&target.embedding()?, shape.rank, seed)?)?;
-    let zeros = |shape: &[usize]| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu);
-    parameters.add("markov_w2", &zeros(&[shape.rank, known])?)?;
-    parameters.add("confidence.hidden", &zeros(&[hidden, 1])?)?;
-    parameters.add("confidence.before", &zeros(&[shape.rank, 1])?)?;
-    parameters.add("confidence.bias", &zeros(&[1])?)?;
-    Ok(parameters)
 }
 
 /// Embeddings of `rank` numbers, in which tokens that the target holds for alike are alike: a random projection of its own.
-fn shadows(embedding: &Tensor, rank: usize, seed: u64) -> Result<Tensor, TrainError> {
+pub(crate) fn shadows(embedding: &Tensor, rank: usize, seed: u64) -> Result<Tensor, TrainError> {
     let hidden = embedding.dim(1)?;
     let centred = embedding.broadcast_sub(&embedding.mean_keepdim(0)?)?;
     let lengths = (centred.sqr()?.sum_keepdim(1)? + f64::from(f32::EPSILON))?.sqrt()?;
@@ -81,19 +50,20 @@ fn shadows(embedding: &Tensor, rank: usize, seed: u64) -> Result<Tensor, TrainEr
 }
 
 /// The last tap, and a little of the others: `[taps * hidden, hidden]`.
-fn fusion(hidden: usize, taps: usize, seed: u64) -> Result<Tensor, TrainError> {
+pub(crate) fn fusion(hidden: usize, taps: usize, seed: u64) -> Result<Tensor, TrainError> {
     let others = drawn(&[(taps - 1) * hidden, hidden], SMALL / (hidden as f32).sqrt(), (seed, 0))?;
     let identity = Tensor::eye(hidden, candle_core::DType::F32, &Device::Cpu)?;
     Ok(if taps == 1 { identity } else { Tensor::cat(&[others, identity], 0)? })
 }
 
-/// A layer of the target.
-fn layer(
+/// A layer of the target, number `source`. Where its projections take `inputs` numbers, more than the target's, they take
+/// nothing of the first ones yet.
+pub(crate) fn layer(
     parameters: &mut Parameters,
     name: &str,
     config: &Config,
     target: &TargetWeights<'_>,
-    source: usize,
+    (source, inputs): (usize, usize),
 ) -> Result<(), TrainError> {
     let Config { hidden, intermediate, head_dim, .. } = *config;
     let (q, kv) = (config.q_width(), config.kv_width());
@@ -101,7 +71,8 @@ fn layer(
     let norm = load("input_layernorm", &[hidden])?;
     for (part, width) in [("q", q), ("k", kv), ("v", kv)] {
         let projection = load(&format!("self_attn.{part}_proj"), &[width, hidden])?.broadcast_mul(&norm)?;
-        parameters.add(format!("{name}.{part}"), &projection.t()?)?;
+        let projection = Tensor::cat(&[zeros(&[inputs - hidden, width])?, projection.t()?.contiguous()?], 0)?;
+        parameters.add(format!("{name}.{part}"), &projection)?;
         if config.qkv_bias {
             let bias = target.in_layer(source, &format!("self_attn.{part}_proj.bias"), &[width])?;
             parameters.add(format!("{name}.{part}_bias"), &bias)?;
@@ -122,7 +93,11 @@ fn layer(
     Ok(())
 }
 
-fn ones(len: usize) -> Result<Tensor, TrainError> {
+pub(crate) fn zeros(shape: &[usize]) -> Result<Tensor, TrainError> {
+    Ok(Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu)?)
+}
+
+pub(crate) fn ones(len: usize) -> Result<Tensor, TrainError> {
     Ok(Tensor::ones(len, candle_core::DType::F32, &Device::Cpu)?)
 }
 
