@@ -31,7 +31,7 @@ fn free_rows(seconds: f64) -> CostCurve {
 
 fn drafting_with(model: Model, options: DraftModelOptions) -> Speculation {
     let drafter = Box::new(DraftModel::new(Arc::new(model), free_rows(1e-12), options));
-    Speculation { drafter, max_drafts: 4, curve: free_rows(1e3) }
+    Speculation::new(drafter, 4, free_rows(1e3))
 }
 
 fn fixture(name: &str, pool: &Pool) -> Model {

@@ -6,7 +6,7 @@ use draft::{
     Auto, Datastore, DatastoreBuilder, DatastoreOptions, Drafter, Lookahead, LookaheadOptions, Merged, Ngram,
     Predicted, Store, Suffix, SuffixOptions,
 };
-use engine::batch::{Speculation, Stats};
+use engine::batch::{Check, Speculation, Stats};
 use engine::{Drafting, Engine, EngineOptions, SamplingParams};
 use spec::CostCurve;
 use testkit::{byte_tokenizer, tiny_llama};
@@ -14,7 +14,10 @@ use testkit::{byte_tokenizer, tiny_llama};
 /// The answer to a prompt, and what was done for it. Rows cost next to nothing, so that whatever is proposed is checked.
 fn answer(params: &SamplingParams, drafter: Option<Box<dyn Drafter>>) -> (Vec<u32>, Stats) {
     let curve = CostCurve::new(&[1, 2], &[0], &[1e3, 1e3 * 1.000_001]).unwrap();
-    let speculation = drafter.map(|drafter| Speculation { drafter, max_drafts: 8, curve });
+    speculated(params, drafter.map(|drafter| Speculation::new(drafter, 8, curve)))
+}
+
+fn speculated(params: &SamplingParams, speculation: Option<Speculation>) -> (Vec<u32>, Stats) {
     let (model, pool) = tiny_llama(1);
     let mut engine = Engine::new(model, byte_tokenizer(), pool, EngineOptions::default(), speculation);
     let prompt: Vec<u32> = (0..40).map(|place| (place * place * 7 + place / 3) % 50).collect();
@@ -73,6 +76,18 @@ fn no_drafter_changes_an_answer() {
         let (_, stats) = answer(&params(temperature), Some(datastore(&plain)));
         // Two tokens must have been said before the answer is recognised; 9 tokens a step from then on.
         assert!(stats.drafts.accepted >= 60 && stats.steps <= 20, "{:?}", stats.drafts);
+    }
+}
+
+#[test]
+fn drafts_of_a_fixed_length_are_checked_whatever_they_cost() {
+    let (plain, _) = answer(&params(0.0), None);
+    // A second row costs as much as ten steps.
+    let dear = || CostCurve::new(&[1, 2, 3], &[0], &[1e3, 11e3, 21e3]).unwrap();
+    let speculation = |check| Speculation { check, ..Speculation::new(Box::new(Ngram::default()), 8, dear()) };
+    for (check, some) in [(Check::Paying, false), (Check::All, true)] {
+        let (tokens, stats) = speculated(&params(0.0), Some(speculation(check)));
+        assert_eq!((tokens, stats.drafts.checked > 0), (plain.clone(), some), "{check:?}");
     }
 }
 

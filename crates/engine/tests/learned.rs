@@ -33,7 +33,7 @@ fn target(pool: &Pool) -> Arc<Model> {
 fn drafting_with(name: &str, model: &Arc<Model>, pool: &Pool) -> Speculation {
     let target = Target { model, vocab: 256, kv_format: KvFormat::F16 };
     let drafter: Box<dyn Drafter> = draft::load_learned(&fixture(name), target, pool, testkit::options()).unwrap();
-    Speculation { drafter, max_drafts: 8, curve: CostCurve::new(&[1, 2], &[0], &[1.0, 1.000_001]).unwrap() }
+    Speculation::new(drafter, 8, CostCurve::new(&[1, 2], &[0], &[1.0, 1.000_001]).unwrap())
 }
 
 /// A prompt in the language that the target was trained on: a rotation of one that is.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use draft::{Ask, DraftError, Drafter, Key, Round, Silence};
-use engine::batch::Speculation;
+use engine::batch::{Check, Speculation};
 use engine::{Drafting, Engine, EngineOptions, Generation, SamplingParams};
 use spec::{CostCurve, Distribution, Drawn, Proposal, Rule, Typical};
 use testkit::{byte_tokenizer, tiny_llama};
@@ -69,11 +69,9 @@ impl Drafter for Sketchy {
 
 fn engine(drafter: Option<Sketchy>) -> Engine {
     let (model, pool) = tiny_llama(1);
-    let speculation = drafter.map(|drafter| Speculation {
-        drafter: Box::new(drafter),
-        max_drafts: 8,
-        // Rows are free: whatever is proposed is checked.
-        curve: CostCurve::new(&[1, 128], &[0], &[1.0, 1.0]).unwrap(),
+    let speculation = drafter.map(|drafter| {
+        let curve = CostCurve::new(&[1, 128], &[0], &[1.0, 1.0]).unwrap();
+        Speculation { check: Check::All, ..Speculation::new(Box::new(drafter), 8, curve) }
     });
     Engine::new(model, byte_tokenizer(), pool, EngineOptions::default(), speculation)
 }

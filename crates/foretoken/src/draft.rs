@@ -10,10 +10,11 @@ use draft::{
     Auto, Datastore, DatastoreOptions, Drafter, Lookahead, LookaheadOptions, Merged, Ngram, Predicted, Store, Suffix,
     SuffixOptions,
 };
-use engine::batch::Speculation;
+use engine::batch::{Check, Speculation};
 
 use crate::cost_cache;
 use crate::draft_model::SkipSet;
+use crate::shipped;
 use cli::load::Loaded;
 
 /// How to draft.
@@ -24,7 +25,9 @@ pub(crate) struct DraftArgs {
     /// sooner where the guesses are good: auto, ngram, suffix, lookahead, datastore:FILE (see `foretoken datastore`), none,
     /// a smaller MODEL with the same tokenizer, or one that was trained to draft for this model (DSpark, DFlash, EAGLE, MTP,
     /// Medusa, Hydra), or skip: the model itself without some of its layers (skip:3,5,8-11).
-    /// Several with + between them: auto:A+B takes the best guess for each step, merged:A+B has all of them checked
+    /// Several with + between them: auto:A+B takes the best guess for each step, merged:A+B has all of them checked.
+    /// auto alone has ngram, suffix, and the drafter that comes with Foretoken for this model, if there is one. fixed:A has
+    /// all that A drafts checked, whatever that costs (to compare with)
     #[arg(long, value_name = "DRAFTER", default_value = "auto")]
     draft: Kind,
     /// Tokens that are proposed ahead at most
@@ -49,8 +52,8 @@ pub(crate) struct Allowance {
     #[arg(long, value_name = "MIB", default_value_t = Self::default().draft_kv_memory)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) draft_kv_memory: u32,
-    /// What becomes of the weights of a drafter that was trained for the model: they stay as they are, or become 8-bit
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = DraftQuant::None)]
+    /// What becomes of the weights of a drafter that was trained for the model: they become 8-bit, or stay as they are
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = DraftQuant::Q8_0)]
     pub(crate) draft_quant: DraftQuant,
     /// Measure anew what rows cost on this machine, which decides how many drafts pay, instead of going by an earlier run
     #[arg(long)]
@@ -67,7 +70,7 @@ pub(crate) enum DraftQuant {
 
 impl Default for Allowance {
     fn default() -> Self {
-        Self { draft_history: 1 << 20, draft_kv_memory: 512, draft_quant: DraftQuant::None, measure_costs: false }
+        Self { draft_history: 1 << 20, draft_kv_memory: 512, draft_quant: DraftQuant::Q8_0, measure_costs: false }
     }
 }
 
@@ -84,12 +87,15 @@ pub(crate) enum Kind {
     Lookahead,
     /// What usually followed in the texts of this file.
     Datastore(PathBuf),
-    /// Whichever of n-gram and suffix is expected to earn most, for each request and step; or none.
+    /// Whichever of n-gram, suffix and the drafter that comes with the program for the model is expected to earn most, for
+    /// each request and step; or none.
     Auto,
     /// Whichever of these is expected to earn most.
     Best(Vec<Kind>),
     /// What all of these say.
     Merged(Vec<Kind>),
+    /// All that this one says, whatever it costs to check.
+    Fixed(Box<Kind>),
     /// What a smaller model says, of this name.
     Model(String),
     /// What the model says without some of its layers.
@@ -121,6 +127,12 @@ impl FromStr for Kind {
         if let Some(names) = name.strip_prefix("merged:") {
             return several(names).map(Kind::Merged);
         }
+        if let Some(name) = name.strip_prefix("fixed:") {
+            return match name.parse()? {
+                Kind::None | Kind::Fixed(_) => Err(format!("{name:?} cannot be checked in full")),
+                kind => Ok(Kind::Fixed(Box::new(kind))),
+            };
+        }
         match name {
             "none" => Ok(Kind::None),
             "ngram" => Ok(Kind::Ngram),
@@ -140,7 +152,7 @@ impl FromStr for Kind {
 /// Drafters with + between their names.
 fn several(names: &str) -> Result<Vec<Kind>, String> {
     let kind = |name: &str| match name.parse()? {
-        Kind::None | Kind::Best(_) | Kind::Merged(_) => Err(format!("{name:?} cannot be one of several drafters")),
+        Kind::None | Kind::Best(_) | Kind::Merged(_) | Kind::Fixed(_) => Err(format!("{name:?} cannot be one of several drafters")),
         kind => Ok(kind),
     };
     names.split('+').map(kind).collect()
@@ -162,6 +174,7 @@ impl fmt::Display for Kind {
             Kind::Auto => "auto",
             Kind::Best(kinds) => return write!(f, "auto:{}", join(kinds)),
             Kind::Merged(kinds) => return write!(f, "merged:{}", join(kinds)),
+            Kind::Fixed(kind) => return write!(f, "fixed:{kind}"),
             Kind::Model(name) => name,
             Kind::Skip(SkipSet::Middle) => "skip",
             Kind::Skip(layers) => return write!(f, "skip:{layers}"),
@@ -175,37 +188,62 @@ impl Kind {
     /// # Errors
     /// When it cannot draft for the model.
     pub(crate) fn drafter(&self, loaded: &Loaded, allowance: Allowance) -> Result<Option<Box<dyn Drafter>>> {
-        let parts = match self {
-            Kind::None => return Ok(None),
-            Kind::Auto => &[Kind::Ngram, Kind::Suffix][..],
-            Kind::Best(kinds) => kinds,
-            alone => std::slice::from_ref(alone),
-        };
         // Whatever drafts has to be worth it: alone, too, it is weighed. And what the client predicts needs no drafter.
         let mut drafters: Vec<Box<dyn Drafter>> = vec![Box::new(Predicted)];
-        for part in parts {
-            drafters.push(part.part(loaded, allowance)?);
+        match self {
+            Kind::None => return Ok(None),
+            Kind::Fixed(kind) => return kind.part(loaded, allowance).map(Some),
+            Kind::Auto => drafters.extend(usual(loaded, allowance)),
+            Kind::Best(kinds) => {
+                for part in kinds {
+                    drafters.push(part.part(loaded, allowance)?);
+                }
+            }
+            alone => drafters.push(alone.part(loaded, allowance)?),
         }
         Ok(Some(Box::new(Auto::new(drafters))))
+    }
+
+    /// Which of its drafts are checked.
+    pub(crate) fn check(&self) -> Check {
+        if matches!(self, Kind::Fixed(_)) { Check::All } else { Check::Paying }
     }
 
     /// The drafter as one of several.
     fn part(&self, loaded: &Loaded, allowance: Allowance) -> Result<Box<dyn Drafter>> {
         let all = |kinds: &[Kind]| kinds.iter().map(|kind| kind.part(loaded, allowance)).collect::<Result<Vec<_>>>();
-        let past = SuffixOptions { past_tokens: allowance.draft_history as usize, ..SuffixOptions::default() };
         Ok(match self {
             Kind::None => bail!("nothing drafts"),
+            Kind::Fixed(kind) => bail!("fixed:{kind} cannot be one of several drafters"),
             Kind::Ngram => Box::new(Ngram::default()),
-            Kind::Suffix => Box::new(Suffix::new(past)),
+            Kind::Suffix => Box::new(suffix(allowance)),
             Kind::Lookahead => Box::new(Lookahead::new(LookaheadOptions::default())),
             Kind::Datastore(path) => datastore(path, loaded)?,
-            Kind::Auto => Box::new(Auto::new(all(&[Kind::Ngram, Kind::Suffix])?)),
+            Kind::Auto => Box::new(Auto::new(usual(loaded, allowance))),
             Kind::Best(kinds) => Box::new(Auto::new(all(kinds)?)),
             Kind::Merged(kinds) => Box::new(Merged::new(all(kinds)?)),
             Kind::Model(name) => allowance.other(name, loaded)?,
             Kind::Skip(layers) => allowance.without_layers(layers, loaded)?,
         })
     }
+}
+
+/// Who drafts where nobody was asked for: what needs no training, and what was trained for the model and comes with the
+/// program.
+fn usual(loaded: &Loaded, allowance: Allowance) -> Vec<Box<dyn Drafter>> {
+    let mut drafters: Vec<Box<dyn Drafter>> = vec![Box::new(Ngram::default()), Box::new(suffix(allowance))];
+    if let Some(dir) = shipped::drafter_for(&loaded.name) {
+        // Nobody asked for it by name: an answer comes without it, too.
+        match allowance.learned(&dir, &dir.display().to_string(), loaded) {
+            Ok(drafter) => drafters.push(drafter),
+            Err(error) => eprintln!("warning: {error:#}; going on without it"),
+        }
+    }
+    drafters
+}
+
+fn suffix(allowance: Allowance) -> Suffix {
+    Suffix::new(SuffixOptions { past_tokens: allowance.draft_history as usize, ..SuffixOptions::default() })
 }
 
 /// What drafts from the datastore at `path`, if that was built for the model's tokenizer.
@@ -237,7 +275,8 @@ impl DraftArgs {
         }
         let Some(drafter) = self.draft.drafter(loaded, self.allowance)? else { return Ok(None) };
         let curve = cost_cache::curve(loaded.into(), loaded, self.allowance.measure_costs)?;
-        Ok(Some(Speculation { drafter, max_drafts: self.draft_max.into(), curve }))
+        let check = self.draft.check();
+        Ok(Some(Speculation { check, ..Speculation::new(drafter, self.draft_max.into(), curve) }))
     }
 }
 
@@ -248,13 +287,13 @@ mod tests {
     #[test]
     fn drafters_are_written_as_they_are_read() {
         let drafters =
-            ["none", "ngram", "suffix", "lookahead", "auto", "datastore:a/b", "auto:ngram+skip:3", "merged:auto"];
+            ["none", "ngram", "suffix", "lookahead", "auto", "datastore:a/b", "auto:ngram+skip:3", "merged:auto", "fixed:a/b"];
         let models = ["skip", "skip:3,5,8-11", "./ngram", "a/b", "x.gguf", "pip:x"];
         for name in drafters.into_iter().chain(models) {
             assert_eq!(name.parse::<Kind>().map(|kind| kind.to_string()), Ok(name.to_owned()));
         }
         assert_eq!("./skip".parse(), Ok(Kind::Model("./skip".into())));
-        let several = ["auto:", "merged:ngram+", "merged:none", "auto:merged:ngram+suffix"];
+        let several = ["auto:", "merged:ngram+", "merged:none", "auto:merged:ngram+suffix", "fixed:none"];
         for wrong in ["", "ngrm", "skip:", "skipped", "skip:x", "datastore:"].into_iter().chain(several) {
             assert!(wrong.parse::<Kind>().is_err(), "{wrong}");
         }

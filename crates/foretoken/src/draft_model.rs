@@ -1,7 +1,7 @@
 //! Models that draft for the model: a smaller one, or the model itself without some of its layers.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -27,20 +27,28 @@ impl Allowance {
     /// When the model cannot be had, read or run here, or has another tokenizer than the target.
     pub(crate) fn other(self, name: &str, target: &Loaded) -> Result<Box<dyn Drafter>> {
         if let Some(dir) = learned_draft(name)? {
-            let (model, vocab) = (&target.model, target.model.config().vocab.min(target.tokenizer.vocab_size()));
-            let drafts_for = draft::Target { model, vocab, kv_format: target.kv_format };
-            let quantise = self.draft_quant == DraftQuant::Q8_0;
-            let options = LoadOptions { isa: target.isa, compute: target.compute, quantise };
-            let context = || format!("cannot draft with {name}");
-            let drafter = draft::load_learned(&dir, drafts_for, &target.pool, options).with_context(context)?;
-            if draft::is_untrained(&dir).with_context(context)? {
-                eprintln!("warning: every norm of {name} is as training begins with it: the drafter looks untrained");
-            }
-            return Ok(drafter);
+            return self.learned(&dir, name, target);
         }
         let draft = load_draft(name, target)?;
         let measured = Measured { name: &draft.name, bytes_on_disk: draft.bytes_on_disk, model: &draft.model };
         self.drafter("model", measured, target)
+    }
+
+    /// The drafter in a directory, which was trained for the target; `name` is what it is called in messages.
+    ///
+    /// # Errors
+    /// When it cannot be read, or was trained for another target.
+    pub(crate) fn learned(self, dir: &Path, name: &str, target: &Loaded) -> Result<Box<dyn Drafter>> {
+        let (model, vocab) = (&target.model, target.model.config().vocab.min(target.tokenizer.vocab_size()));
+        let drafts_for = draft::Target { model, vocab, kv_format: target.kv_format };
+        let quantise = self.draft_quant == DraftQuant::Q8_0;
+        let options = LoadOptions { isa: target.isa, compute: target.compute, quantise };
+        let context = || format!("cannot draft with {name}");
+        let drafter = draft::load_learned(dir, drafts_for, &target.pool, options).with_context(context)?;
+        if draft::is_untrained(dir).with_context(context)? {
+            eprintln!("warning: every norm of {name} is as training begins with it: the drafter looks untrained");
+        }
+        Ok(drafter)
     }
 
     /// A drafter that is the target without some of its layers.

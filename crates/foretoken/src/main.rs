@@ -18,6 +18,7 @@ mod report;
 mod run;
 mod sampling;
 mod serve;
+mod shipped;
 mod stats;
 mod tally;
 mod train;

@@ -12,6 +12,15 @@ use clap::Args;
 /// The trainer, which lies beside this program.
 const TRAINER: &str = "foretoken-train";
 
+/// What the trainer runs fastest with (docs/performance.md), where the user has not set it: parts of a step run side by side,
+/// each in one thread, and memory that a step gives back is kept for the next.
+const SETTINGS: &[(&str, &str)] = &[
+    ("RAYON_NUM_THREADS", "1"),
+    ("MALLOC_MMAP_THRESHOLD_", "33554432"),
+    ("MALLOC_TRIM_THRESHOLD_", "4000000000"),
+    ("MALLOC_TOP_PAD_", "67108864"),
+];
+
 /// All arguments are the trainer's.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
@@ -26,7 +35,8 @@ pub(crate) struct TrainArgs {
 /// When it is not there, or fails; it has said why.
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let trainer = trainer()?;
-    match Command::new(&trainer).args(&args.arguments).status() {
+    let unset = SETTINGS.iter().filter(|(name, _)| env::var_os(name).is_none()).copied();
+    match Command::new(&trainer).args(&args.arguments).envs(unset).status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => std::process::exit(status.code().unwrap_or(1)),
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(

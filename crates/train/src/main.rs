@@ -116,14 +116,14 @@ struct TrainingArgs {
     /// How long, in steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Texts of a step
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Texts of a batch
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
     /// Blocks of a text in a step, at most
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     anchors: u16,
     /// Batches whose gradients make one step; they run side by side, as many as there are threads
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     accumulate: u16,
     /// The greatest learning rate
     #[arg(long, value_name = "RATE", default_value_t = 1e-3)]

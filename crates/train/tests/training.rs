@@ -148,7 +148,7 @@ fn learns_and_drafts(method: Method, steps: u64) {
     let of = draft::Target { model: &model, vocab: 256, kv_format: KvFormat::F16 };
     let drafter = draft::load_learned(&out, of, &pool(), testkit::options()).unwrap();
     let curve = CostCurve::new(&[1, 2], &[0], &[1.0, 1.000_001]).unwrap();
-    let speculation = Speculation { drafter, max_drafts: 4, curve };
+    let speculation = Speculation::new(drafter, 4, curve);
     let drafted = dir.path().join("drafted");
     std::fs::create_dir(&drafted).unwrap();
     let (drafted, counts) = drafted_texts(&drafted, asked(0..96), Some(speculation));

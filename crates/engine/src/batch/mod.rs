@@ -18,7 +18,7 @@ mod verify;
 
 pub use counts::{DRAFT_POSITIONS, DraftCounts, Reason};
 pub use service::{Handle, Service, Sink};
-pub use speculate::Speculation;
+pub use speculate::{Check, Speculation};
 pub(crate) use step::{Batch, BatchOptions, Outcome};
 
 use kernels::KvFormat;

@@ -21,6 +21,25 @@ pub struct Speculation {
     pub max_drafts: usize,
     /// What a step of so many rows costs on this machine.
     pub curve: CostCurve,
+    /// Which drafts are checked.
+    pub check: Check,
+}
+
+/// Which drafts are checked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Check {
+    /// Those that are expected to pay, by confidences and the cost of rows (DSpark, section 3.2).
+    #[default]
+    Paying,
+    /// All that is drafted, whatever it costs: what drafts of a fixed length are.
+    All,
+}
+
+impl Speculation {
+    /// With drafts checked where they pay.
+    pub fn new(drafter: Box<dyn Drafter>, max_drafts: usize, curve: CostCurve) -> Speculation {
+        Speculation { drafter, max_drafts, curve, check: Check::default() }
+    }
 }
 
 /// Rows of a step at most, drafts included: beyond it rows cost about as much as they would in a step of their own.
@@ -38,6 +57,7 @@ pub(super) struct Speculator {
     /// Tokens that the target knows: ids below this.
     vocab: usize,
     curve: CostCurve,
+    check: Check,
     calibration: OnlineCalibration,
     admission: Admission,
     /// What the drafter last failed with: the same failure is told of once.
@@ -56,6 +76,20 @@ struct Load {
 fn load(running: &[Lane]) -> Load {
     let rows = running.iter().map(|lane| lane.rows).sum();
     Load { rows, decodes: running.iter().filter(|lane| lane.demand().decodes).count() }
+}
+
+/// Hands each lane all of its proposal, as long as there is room for so many more rows.
+fn check_all(running: &mut [Lane], proposals: Vec<(usize, Checked)>, mut room: usize, counts: &mut DraftCounts) {
+    for (index, usable) in proposals {
+        let drafts = usable.proposal.tree().drafts();
+        match room.checked_sub(drafts) {
+            Some(left) => {
+                room = left;
+                running[index].checked = Some(usable);
+            }
+            None => counts.silent(Reason::DoesNotPay),
+        }
+    }
 }
 
 /// A lane that can use drafts.
@@ -86,7 +120,7 @@ impl<'l> Asking<'l> {
 impl Speculator {
     /// A drafter for a model of `vocab` tokens, whose keys and values are in `cache`.
     pub(super) fn new(speculation: Speculation, vocab: usize, cache: &mut KvCache) -> Self {
-        let Speculation { mut drafter, max_drafts, curve } = speculation;
+        let Speculation { mut drafter, max_drafts, curve, check } = speculation;
         let calibration = OnlineCalibration::new(max_drafts, MEMORY);
         let mut taps = Vec::new();
         for tap in drafter.taps() {
@@ -95,7 +129,8 @@ impl Speculator {
             }
         }
         drafter.attach(cache);
-        Self { drafter, max_drafts, vocab, curve, calibration, admission: Admission::new(), trouble: None, taps }
+        let admission = Admission::new();
+        Self { drafter, max_drafts, vocab, curve, check, calibration, admission, trouble: None, taps }
     }
 
     /// The target's hidden states that the drafter reads.
@@ -244,6 +279,11 @@ impl Speculator {
     /// Hands each lane what is to be checked of its proposal. Where drafts `draw` by chance, whether one is checked may
     /// not depend on those beyond it, so that the search has to stop early (DSpark, appendix A).
     fn admit(&mut self, running: &mut [Lane], proposals: Vec<(usize, Checked)>, draws: bool, counts: &mut DraftCounts) {
+        let Load { rows, decodes } = load(running);
+        if self.check == Check::All {
+            return check_all(running, proposals, MAX_ROWS.saturating_sub(rows), counts);
+        }
+        let context = context(running);
         self.admission.clear();
         for (_, usable) in &proposals {
             let tree = usable.proposal.tree();
@@ -252,7 +292,6 @@ impl Speculator {
             // A calibrated confidence is in (0, 1).
             let _ = self.admission.add_proposal(&usable.proposal, calibrated);
         }
-        let (Load { rows, decodes }, context) = (load(running), context(running));
         // Rows of prompts are worth what the decodes would earn in their time: they make drafts neither dear nor cheap.
         let worth = self.curve.seconds(rows, context) / self.curve.seconds(decodes, context);
         let mandatory = Mandatory { rows, tokens: decodes as f64 * worth, max_rows: MAX_ROWS };

@@ -104,7 +104,7 @@ pub(crate) fn options() -> ServiceOptions {
 pub(crate) fn service(options: ServiceOptions, drafter: Option<Box<dyn Drafter>>) -> Service {
     let (model, pool) = tiny_llama(1);
     let curve = || CostCurve::new(&[1, 2], &[0], &[1.0, 1.000_001]).unwrap();
-    let speculation = drafter.map(|drafter| Speculation { drafter, max_drafts: 8, curve: curve() });
+    let speculation = drafter.map(|drafter| Speculation::new(drafter, 8, curve()));
     Service::start(model, byte_tokenizer(), pool, options, speculation)
 }
 

@@ -182,7 +182,7 @@ impl Subject {
             self.requests.iter().cloned().zip(plain).filter(|(question, _)| comparable(question)).unzip();
         let speculation = match drafter {
             None => None,
-            Some(drafter) => Some(Speculation { drafter, max_drafts: MAX_DRAFTS, curve: super::free_rows()? }),
+            Some(drafter) => Some(Speculation::new(drafter, MAX_DRAFTS, super::free_rows()?)),
         };
         let options = self.options(run.shape);
         let (answers, stats) = self.answers(&questions, run.rule, options, run.shape.threads, speculation)?;

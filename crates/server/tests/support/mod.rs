@@ -60,7 +60,7 @@ impl Fixture {
     /// A server that drafts, and that checks whatever is drafted: steps cost the same whatever their rows.
     pub(crate) fn drafting(drafter: Box<dyn Drafter>) -> Self {
         let curve = CostCurve::new(&[1, 128], &[0], &[1.0, 1.0]).unwrap();
-        let speculation = Speculation { drafter, max_drafts: 8, curve };
+        let speculation = Speculation::new(drafter, 8, curve);
         Self::with_template(ServerConfig::default(), start(CONTEXT, 64, Some(speculation)), TEMPLATE)
     }
 

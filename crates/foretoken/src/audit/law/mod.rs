@@ -226,7 +226,7 @@ impl Bench {
             Source::Named(kind) => kind.drafter(&self.loaded, Allowance::default())?,
         };
         let curve = if case.dear { dear()? } else { super::free_rows()? };
-        let speculation = drafter.map(|drafter| Speculation { drafter, max_drafts: LENGTH, curve });
+        let speculation = drafter.map(|drafter| Speculation::new(drafter, LENGTH, curve));
         let options = ServiceOptions { max_running: AT_ONCE, kv_bytes: 1 << 20, ..ServiceOptions::default() };
         let (model, tokenizer) = (Arc::clone(&self.loaded.model), self.loaded.tokenizer.clone());
         let service = Service::start(model, tokenizer, Pool::new(NonZeroUsize::MIN), options, speculation);

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result};
 use draft::Drafter;
-use engine::batch::{Handle, Service, ServiceOptions, Speculation};
+use engine::batch::{Check, Handle, Service, ServiceOptions, Speculation};
 use indicatif::ProgressBar;
 use kernels::Pool;
 use serde_json::{Value, json};
@@ -72,7 +72,11 @@ impl Setup {
                 Box::new(Oracle::new(truths.clone(), *acceptance, self.seed, vocab))
             }
         };
-        Ok(Speculation { drafter, max_drafts: self.max_drafts, curve: self.curve.clone() })
+        let check = match contestant {
+            Contestant::Drafter(kind) => kind.check(),
+            Contestant::Synthetic(_) => Check::Paying,
+        };
+        Ok(Speculation { check, ..Speculation::new(drafter, self.max_drafts, self.curve.clone()) })
     }
 
     /// Lets a new engine grow its buffers.
