@@ -165,9 +165,9 @@ fn run(requests: &[Submission], schedule: &Schedule, known: &Answers) -> (Answer
     let Schedule { row_budget, max_running, prefix_cache, .. } = *schedule;
     let context = Some(CONTEXT);
     let options = ServiceOptions { kv_bytes, context, row_budget, max_running, prefix_cache, ..Default::default() };
-    let speculation = schedule.drafts.map(|quality| {
-        Speculation::new(Box::new(Foresight::new(requests, known, quality)), 8, free_rows())
-    });
+    let speculation = schedule
+        .drafts
+        .map(|quality| Speculation::new(Box::new(Foresight::new(requests, known, quality)), 8, free_rows()));
     let service = Service::start(model, byte_tokenizer(), pool, options, speculation);
     let handle = service.handle();
     let (events, inbox) = mpsc::channel();

@@ -1,8 +1,8 @@
 //! `foretoken calibrate`: makes the confidences of a trained drafter true.
 //!
 //! The model answers prompts greedily, and the drafter says at each token how sure it is of each of its drafts. Temperatures
-//! are fitted on half of the answers and judged on the others (Sequential Temperature Scaling, DSpark, section 3.2.1), and
-//! written beside the draft.
+//! and shifts are fitted on half of the answers and judged on the others (Sequential Temperature Scaling, DSpark, section
+//! 3.2.1), and written beside the draft.
 
 mod page;
 
@@ -63,6 +63,7 @@ struct Place {
     /// How likely drafts up to here were said to stand, and whether they did: as the drafter says it, and calibrated.
     said: [Vec<(f64, bool)>; 2],
     temperature: f64,
+    shift: f64,
 }
 
 /// Fits, writes and prints.
@@ -79,7 +80,10 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<()> {
     let temperatures = SequentialTemperature::fit(&fitted, BINS).context("cannot fit temperatures")?;
     let places = places(&judged, &temperatures);
     let file = dir.join(FILE);
-    save(&file, &format!("{:#}\n", json!({ "temperatures": temperatures.temperatures() })))?;
+    save(
+        &file,
+        &format!("{:#}\n", json!({ "temperatures": temperatures.temperatures(), "shifts": temperatures.shifts() })),
+    )?;
     report.set("model", loaded.name.as_str());
     report.set("drafter", args.draft.as_str());
     report.set("blocks", json!({ "fitted": fitted.len(), "judged": judged.len() }));
@@ -186,7 +190,8 @@ fn places(blocks: &[Block], temperatures: &SequentialTemperature) -> Vec<Place> 
             let long = blocks.iter().filter(|block| block.confidences.len() > at);
             long.map(|block| (survival(block), block.accepted > at)).collect()
         };
-        Place { said: [said(false), said(true)], temperature: temperatures.temperatures()[at] }
+        let (temperature, shift) = (temperatures.temperatures()[at], temperatures.shifts()[at]);
+        Place { said: [said(false), said(true)], temperature, shift }
     };
     let longest = blocks.iter().map(|block| block.confidences.len()).max().unwrap_or(0);
     (0..longest.min(temperatures.temperatures().len())).map(place).collect()
@@ -210,7 +215,7 @@ impl Place {
             Ok(bins.iter().map(|bin| json!([bin.count, bin.predicted, bin.observed])).collect())
         };
         Ok(json!({
-            "drafts": self.said[0].len(), "stood": self.stood(), "temperature": self.temperature,
+            "drafts": self.said[0].len(), "stood": self.stood(), "temperature": self.temperature, "shift": self.shift,
             "error_before": before, "error_after": after,
             "bins_before": diagram(&self.said[0])?, "bins_after": diagram(&self.said[1])?,
         }))
@@ -218,15 +223,16 @@ impl Place {
 }
 
 fn print(out: &mut impl Write, places: &[Place], [file, page]: [&Path; 2]) -> Result<()> {
-    writeln!(out, "place   drafts   stood  temperature  error before   after")?;
+    writeln!(out, "place   drafts   stood  temperature   shift  error before   after")?;
     for (at, place) in places.iter().enumerate() {
         let [before, after] = place.errors()?.map(|error| 100.0 * error);
         let (drafts, stood) = (place.said[0].len(), 100.0 * place.stood());
         writeln!(
             out,
-            "{:>5}  {drafts:>7}  {stood:>5.1}%  {:>11.3}  {before:>11.2}%  {after:>5.2}%",
+            "{:>5}  {drafts:>7}  {stood:>5.1}%  {:>11.3}  {:>6.3}  {before:>11.2}%  {after:>5.2}%",
             at + 1,
-            place.temperature
+            place.temperature,
+            place.shift
         )?;
     }
     writeln!(out, "temperatures: {}\nreliability diagrams: {}", file.display(), page.display())?;

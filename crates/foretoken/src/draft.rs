@@ -152,7 +152,9 @@ impl FromStr for Kind {
 /// Drafters with + between their names.
 fn several(names: &str) -> Result<Vec<Kind>, String> {
     let kind = |name: &str| match name.parse()? {
-        Kind::None | Kind::Best(_) | Kind::Merged(_) | Kind::Fixed(_) => Err(format!("{name:?} cannot be one of several drafters")),
+        Kind::None | Kind::Best(_) | Kind::Merged(_) | Kind::Fixed(_) => {
+            Err(format!("{name:?} cannot be one of several drafters"))
+        }
         kind => Ok(kind),
     };
     names.split('+').map(kind).collect()
@@ -286,8 +288,17 @@ mod tests {
 
     #[test]
     fn drafters_are_written_as_they_are_read() {
-        let drafters =
-            ["none", "ngram", "suffix", "lookahead", "auto", "datastore:a/b", "auto:ngram+skip:3", "merged:auto", "fixed:a/b"];
+        let drafters = [
+            "none",
+            "ngram",
+            "suffix",
+            "lookahead",
+            "auto",
+            "datastore:a/b",
+            "auto:ngram+skip:3",
+            "merged:auto",
+            "fixed:a/b",
+        ];
         let models = ["skip", "skip:3,5,8-11", "./ngram", "a/b", "x.gguf", "pip:x"];
         for name in drafters.into_iter().chain(models) {
             assert_eq!(name.parse::<Kind>().map(|kind| kind.to_string()), Ok(name.to_owned()));

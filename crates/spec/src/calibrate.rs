@@ -10,6 +10,10 @@ pub enum CalibrationError {
     Accepted { drafts: usize, accepted: usize },
     #[error("the temperature {temperature} is not a finite number above 0")]
     Temperature { temperature: f64 },
+    #[error("the shift {shift} is not a finite number")]
+    Shift { shift: f64 },
+    #[error("there are {shifts} shifts for {temperatures} temperatures")]
+    Lengths { temperatures: usize, shifts: usize },
     #[error("there is nothing to measure: no prediction was given")]
     Empty,
     #[error("there must be at least one bin")]
@@ -115,32 +119,54 @@ pub struct Block {
     pub accepted: usize,
 }
 
-/// A temperature for each position of a block, which makes survivals true: c becomes σ(logit(c) / T).
+/// A temperature and a shift for each position of a block, which make survivals true: c becomes σ(logit(c) / T + s).
 ///
 /// Sequential Temperature Scaling (DSpark, section 3.2.1): from left to right, each position takes the temperature of a grid
 /// that minimises the expected calibration error of the product of confidences so far, those before it being calibrated
-/// already. Greater confidences stay greater.
+/// already. The shift beside it is Platt's (1999): a confidence that was taught how often drafts stand at temperature 1 is
+/// off by a constant where the target is greedy, which no temperature moves. Greater confidences stay greater.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SequentialTemperature {
     temperatures: Vec<f64>,
+    shifts: Vec<f64>,
 }
 
+/// Grids of temperatures' logarithms and of shifts, the second around what the first finds: distances of their points, and
+/// how many there are on each side.
+const GRIDS: [[(f64, i32); 2]; 2] = [[(1.0 / 4.0, 12), (1.0 / 4.0, 16)], [(1.0 / 16.0, 4), (1.0 / 16.0, 4)]];
+
 impl SequentialTemperature {
-    /// These temperatures, by position.
+    /// These temperatures, by position, without shifts.
     ///
     /// # Errors
     ///
     /// One that is not a finite number above 0.
     pub fn new(temperatures: Vec<f64>) -> Result<SequentialTemperature, CalibrationError> {
-        match temperatures.iter().find(|t| !(t.is_finite() && **t > 0.0)) {
-            Some(&temperature) => Err(CalibrationError::Temperature { temperature }),
-            None => Ok(SequentialTemperature { temperatures }),
-        }
+        let shifts = vec![0.0; temperatures.len()];
+        SequentialTemperature::with_shifts(temperatures, shifts)
     }
 
-    /// The temperatures that fit `blocks`, one for each position of the longest. Each position is fitted on the blocks of
-    /// which it was checked, by the error over `bins` bins, on a grid of 97 temperatures from 1/8 to 8; of equally good
-    /// ones the nearest to 1.
+    /// These temperatures and shifts, by position.
+    ///
+    /// # Errors
+    ///
+    /// A temperature that is not a finite number above 0, a shift that is not finite, or not as many of one as of the other.
+    pub fn with_shifts(temperatures: Vec<f64>, shifts: Vec<f64>) -> Result<SequentialTemperature, CalibrationError> {
+        if let Some(&temperature) = temperatures.iter().find(|t| !(t.is_finite() && **t > 0.0)) {
+            return Err(CalibrationError::Temperature { temperature });
+        }
+        if let Some(&shift) = shifts.iter().find(|shift| !shift.is_finite()) {
+            return Err(CalibrationError::Shift { shift });
+        }
+        if temperatures.len() != shifts.len() {
+            return Err(CalibrationError::Lengths { temperatures: temperatures.len(), shifts: shifts.len() });
+        }
+        Ok(SequentialTemperature { temperatures, shifts })
+    }
+
+    /// The temperatures and shifts that fit `blocks`, one of each for each position of the longest. Each position is fitted
+    /// on the blocks of which it was checked, by the error over `bins` bins, on grids of temperatures from 1/8 to 8 and shifts
+    /// from -4 to 4; of equally good ones those nearest to 1 and 0 are taken.
     ///
     /// # Errors
     ///
@@ -153,21 +179,27 @@ impl SequentialTemperature {
         }
         let positions = blocks.iter().map(|block| block.confidences.len()).max().ok_or(CalibrationError::Empty)?;
         let mut survivals = vec![1.0; blocks.len()];
-        let mut temperatures = Vec::with_capacity(positions);
+        let (mut temperatures, mut shifts) = (Vec::with_capacity(positions), Vec::with_capacity(positions));
         for position in 0..positions {
-            let mut best = (f64::INFINITY, 1.0);
-            for temperature in grid() {
-                let error = error_at(blocks, &survivals, position, temperature, bins)?;
-                if error < best.0 {
-                    best = (error, temperature);
+            let [mut power, mut shift] = [0.0, 0.0];
+            for grid in GRIDS {
+                let mut best = (f64::INFINITY, [power, shift]);
+                for (power, shift) in points(grid, [power, shift]) {
+                    let error = error_at(blocks, &survivals, position, (power.exp2(), shift), bins)?;
+                    if error < best.0 {
+                        best = (error, [power, shift]);
+                    }
                 }
+                [power, shift] = best.1;
             }
+            let temperature = power.exp2();
             for (block, survival) in blocks.iter().zip(&mut survivals) {
-                *survival *= block.confidences.get(position).map_or(1.0, |&c| scale(c, best.1));
+                *survival *= block.confidences.get(position).map_or(1.0, |&c| scale(c, temperature, shift));
             }
-            temperatures.push(best.1);
+            temperatures.push(temperature);
+            shifts.push(shift);
         }
-        Ok(SequentialTemperature { temperatures })
+        Ok(SequentialTemperature { temperatures, shifts })
     }
 
     /// The temperatures, by position.
@@ -175,39 +207,50 @@ impl SequentialTemperature {
         &self.temperatures
     }
 
-    /// The calibrated confidence of the draft at `position`, from 0. Positions past the fitted ones take the last
-    /// temperature.
+    /// The shifts, by position.
+    pub fn shifts(&self) -> &[f64] {
+        &self.shifts
+    }
+
+    /// The calibrated confidence of the draft at `position`, from 0. Positions past the fitted ones are calibrated as the
+    /// last.
     pub fn confidence(&self, position: usize, confidence: f64) -> f64 {
-        let last = self.temperatures.last().copied().unwrap_or(1.0);
-        scale(confidence, self.temperatures.get(position).copied().unwrap_or(last))
+        let at = |values: &[f64], none: f64| values.get(position).or(values.last()).copied().unwrap_or(none);
+        scale(confidence, at(&self.temperatures, 1.0), at(&self.shifts, 0.0))
     }
 }
 
-/// Temperatures from the nearest to 1 outwards.
-fn grid() -> impl Iterator<Item = f64> {
-    let powers = |i: i32| [f64::from(i) / 16.0, f64::from(-i) / 16.0];
-    [0.0].into_iter().chain((1..=48).flat_map(powers)).map(f64::exp2)
+/// Numbers from 0 outwards, `count` on each side.
+fn around(distance: f64, count: i32) -> impl Iterator<Item = f64> {
+    let both = move |i: i32| [f64::from(i) * distance, f64::from(-i) * distance];
+    [0.0].into_iter().chain((1..=count).flat_map(both))
 }
 
-/// The calibration error of the survivals up to `position` if it has this temperature.
+/// The points of a grid around a middle, nearer ones of each line first.
+fn points([first, second]: [(f64, i32); 2], middle: [f64; 2]) -> impl Iterator<Item = (f64, f64)> {
+    let line = move || around(second.0, second.1).map(move |y| middle[1] + y);
+    around(first.0, first.1).flat_map(move |x| line().map(move |y| (middle[0] + x, y)))
+}
+
+/// The calibration error of the survivals up to `position` if it has this temperature and shift.
 fn error_at(
     blocks: &[Block],
     survivals: &[f64],
     position: usize,
-    temperature: f64,
+    (temperature, shift): (f64, f64),
     bins: usize,
 ) -> Result<f64, CalibrationError> {
     let checked = blocks.iter().zip(survivals).filter_map(|(block, survival)| {
         let confidence = block.confidences.get(position)?;
-        Some((survival * scale(*confidence, temperature), block.accepted > position))
+        Some((survival * scale(*confidence, temperature, shift), block.accepted > position))
     });
     expected_calibration_error(&checked.collect::<Vec<_>>(), bins)
 }
 
-/// σ(logit(c) / T).
-fn scale(confidence: f64, temperature: f64) -> f64 {
+/// σ(logit(c) / T + s).
+fn scale(confidence: f64, temperature: f64, shift: f64) -> f64 {
     let [yes, no] = [confidence, 1.0 - confidence].map(|p| p.powf(1.0 / temperature));
-    yes / (yes + no)
+    yes / (yes + no * (-shift).exp())
 }
 
 #[cfg(test)]
@@ -275,7 +318,7 @@ mod tests {
                 (0..temperatures.len() as u32).map(|k| 0.03 + 0.94 * f64::from((i * 7 + k * 11) % 20) / 19.0).collect();
             let mut survivals = vec![1.0];
             for (&c, &t) in confidences.iter().zip(temperatures) {
-                survivals.push(survivals[survivals.len() - 1] * scale(c, t));
+                survivals.push(survivals[survivals.len() - 1] * scale(c, t, 0.0));
             }
             survivals.push(0.0);
             for accepted in 0..=temperatures.len() {
@@ -292,6 +335,21 @@ mod tests {
         let fitted = SequentialTemperature::fit(&blocks(&truth), 20).unwrap();
         for (found, expected) in fitted.temperatures().iter().zip(truth) {
             assert!((found / expected).log2().abs() <= 2.0 / 16.0, "{:?}", fitted.temperatures());
+        }
+    }
+
+    #[test]
+    fn what_is_off_by_a_constant_is_shifted() {
+        // The same confidences, said a shift lower than they are.
+        let lower = |block: Block| Block {
+            confidences: block.confidences.into_iter().map(|c| scale(c, 1.0, -1.5)).collect(),
+            ..block
+        };
+        let blocks: Vec<Block> = blocks(&[1.0, 1.0]).into_iter().map(lower).collect();
+        let fitted = SequentialTemperature::fit(&blocks, 20).unwrap();
+        for (position, c) in [(0, 0.1), (0, 0.5), (1, 0.3), (5, 0.4)] {
+            let (found, expected) = (fitted.confidence(position, c), scale(c, 1.0, 1.5));
+            assert!((found - expected).abs() < 0.05, "{found} {expected} {fitted:?}");
         }
     }
 
@@ -328,6 +386,8 @@ mod tests {
         assert!(SequentialTemperature::fit(&[block(&[0.5], 2)], 10).is_err());
         assert!(SequentialTemperature::fit(&[block(&[1.5], 1)], 10).is_err());
         assert!(SequentialTemperature::fit(&[], 10).is_err());
+        assert!(SequentialTemperature::with_shifts(vec![1.0], vec![f64::NAN]).is_err());
+        assert!(SequentialTemperature::with_shifts(vec![1.0], vec![]).is_err());
         assert!(SequentialTemperature::new(vec![0.0]).is_err());
     }
 }

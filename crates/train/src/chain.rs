@@ -69,7 +69,8 @@ impl Chain {
             let embedded = context_embeddings(base, &text.tokens)?;
             let pairs = pairs_of(base, &embedded, &features.narrow(0, 0, pairs)?)?;
             let places: Vec<u32> = (0..text.tokens.len() as u32 - 1).collect();
-            let context = [layer.turned(&pairs.normed, "k", &places_of(base, &places))?, layer.heads(&pairs.normed, "v")?];
+            let context =
+                [layer.turned(&pairs.normed, "k", &places_of(base, &places))?, layer.heads(&pairs.normed, "v")?];
             keys.push(Keys { context, drafts: [Vec::new(), Vec::new()] });
         }
         let before = |text: &BatchText| text.anchors.iter().map(|&anchor| anchor as u32 - 1).collect::<Vec<_>>();
@@ -146,7 +147,8 @@ impl Chain {
         for &(ours, theirs, turned) in names {
             let prefix = if shape.method == Method::Eagle3 { "" } else { layer.as_str() };
             let tensor = base.get(ours)?;
-            tensors.push(export::half(format!("{prefix}{theirs}"), &if turned { tensor.t()? } else { tensor.clone() })?);
+            tensors
+                .push(export::half(format!("{prefix}{theirs}"), &if turned { tensor.t()? } else { tensor.clone() })?);
         }
         tensors.extend(export::layer_tensors(&base.parameters, LAYER, &layer)?);
         if shape.method == Method::Eagle3 {

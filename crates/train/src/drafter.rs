@@ -112,7 +112,10 @@ impl DrafterShape {
         let below = |layer: &&usize| **layer >= target.layers;
         for (option, layers) in [("--init-layers", &self.layers), ("--taps", &self.taps)] {
             if let Some(layer) = layers.iter().find(below) {
-                return Err(TrainError::option(option, format!("names layer {layer} of a target with {}", target.layers)));
+                return Err(TrainError::option(
+                    option,
+                    format!("names layer {layer} of a target with {}", target.layers),
+                ));
             }
         }
         let (method, allowed) = (self.method.name(), self.method.layers());

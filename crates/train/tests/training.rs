@@ -137,7 +137,12 @@ fn learns_and_drafts(method: Method, steps: u64) {
     assert!(last < 0.9 * first, "{name}: the loss was {first} and is {last}");
     let after = trainer.evaluate().unwrap().unwrap();
     let (was, is) = (before.greedy_tau(), after.greedy_tau());
-    assert!(after.tau() > before.tau() + 0.2 && is > was + 0.2, "{name}: {} and {}, {was} and {is}", before.tau(), after.tau());
+    assert!(
+        after.tau() > before.tau() + 0.2 && is > was + 0.2,
+        "{name}: {} and {}, {was} and {is}",
+        before.tau(),
+        after.tau()
+    );
     if method == Method::Dspark {
         assert!(after.confidence_error() < 0.25, "{}", after.confidence_error());
     }

@@ -134,7 +134,8 @@ impl Format {
 /// The file beside a draft that its confidences are calibrated by.
 const CALIBRATION: &str = "calibration.json";
 
-/// The temperatures beside a draft, one for each of the `drafts` of a block; `None`: there are none.
+/// The temperatures beside a draft, and the shifts if there are any, one for each of the `drafts` of a block; `None`: there
+/// are none.
 pub(super) fn calibration(dir: &Path, drafts: usize) -> Result<Option<SequentialTemperature>, LearnedError> {
     let path = dir.join(CALIBRATION);
     let file = path.display().to_string();
@@ -143,16 +144,22 @@ pub(super) fn calibration(dir: &Path, drafts: usize) -> Result<Option<Sequential
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(ConfigError::Io { file, source }.into()),
     };
-    let wrong = |problem: String| LearnedError::Field { file: file.clone(), field: "temperatures", problem };
+    let wrong = |field, problem: String| LearnedError::Field { file: file.clone(), field, problem };
     let root: Value = serde_json::from_str(&text)
         .map_err(|error| ConfigError::Json { file: file.clone(), problem: error.to_string() })?;
-    let values = root.get("temperatures").and_then(Value::as_array);
-    let values = values.and_then(|values| values.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>());
-    let temperatures = values.ok_or_else(|| wrong("is missing, or no list of numbers".into()))?;
-    if temperatures.len() != drafts {
-        return Err(wrong(format!("has {} numbers, where a block has {drafts} drafts", temperatures.len())));
-    }
-    SequentialTemperature::new(temperatures).map(Some).map_err(|error| wrong(format!("is wrong: {error}")))
+    let numbers = |field: &'static str| {
+        let values = root.get(field).and_then(Value::as_array);
+        let values = values.and_then(|values| values.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>());
+        let values = values.ok_or_else(|| wrong(field, "is missing, or no list of numbers".into()))?;
+        let problem = || format!("has {} numbers, where a block has {drafts} drafts", values.len());
+        if values.len() == drafts { Ok(values) } else { Err(wrong(field, problem())) }
+    };
+    let temperatures = numbers("temperatures")?;
+    let scaling = match root.get("shifts") {
+        None => SequentialTemperature::new(temperatures),
+        Some(_) => SequentialTemperature::with_shifts(temperatures, numbers("shifts")?),
+    };
+    scaling.map(Some).map_err(|error| wrong("temperatures", format!("is wrong: {error}")))
 }
 
 impl Fields {

@@ -18,7 +18,7 @@ pub(super) fn render(places: &[Place], report: &Value) -> Result<String> {
     let charts = places.iter().enumerate().map(|(at, place)| chart(at, place)).collect::<Result<Vec<_>>>()?;
     page.charts(&charts);
     page.heading("By place");
-    let heads = ["place", "drafts", "stood", "temperature", "error before", "error after"];
+    let heads = ["place", "drafts", "stood", "temperature", "shift", "error before", "error after"];
     let row = |(at, place): (usize, &Place)| -> Result<Vec<String>> {
         let [before, after] = place.errors()?;
         Ok(vec![
@@ -26,6 +26,7 @@ pub(super) fn render(places: &[Place], report: &Value) -> Result<String> {
             place.said[0].len().to_string(),
             format!("{:.1} %", 100.0 * place.stood()),
             format!("{:.3}", place.temperature),
+            format!("{:.3}", place.shift),
             format!("{:.2} %", 100.0 * before),
             format!("{:.2} %", 100.0 * after),
         ])

@@ -63,7 +63,12 @@ impl Block {
         let mut x = base.embed(&batch.tokens)?;
         for number in 0..base.shape.layers.len() {
             let name = format!("layers.{number}");
-            x = forward(&Layer { name: &name, config: &base.config, parameters: &base.parameters }, &x, &fused, &sight)?;
+            x = forward(
+                &Layer { name: &name, config: &base.config, parameters: &base.parameters },
+                &x,
+                &fused,
+                &sight,
+            )?;
         }
         let hidden = rms_norm(&x, get("norm")?, eps)?;
         if base.shape.method != Method::Dspark {

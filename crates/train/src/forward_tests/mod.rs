@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use kernels::{KvFormat, Pool};
+use model::Model;
 use model::config::Config;
 use model::weights::Weights;
-use model::Model;
 
 use crate::batch::{Batch, anchors};
 use crate::drafter::{Drafter, DrafterShape, Method};

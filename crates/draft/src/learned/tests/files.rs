@@ -62,10 +62,14 @@ fn confidences_are_calibrated_by_the_file_beside_a_draft() {
         let temperature = [1.0, 2.0, 1.0, 1.0, 0.5, 1.0, 1.0][at];
         assert!((logit(*said) / temperature - logit(calibrated)).abs() < 1e-6, "draft {at}");
     }
+    write(r#"{"temperatures": [1, 2, 1, 1, 1, 1, 1], "shifts": [0, 0.5, 0, 0, 0, 0, -1]}"#);
+    let shifted = confidences().unwrap()[1];
+    assert!((logit(said[1]) / 2.0 + 0.5 - logit(shifted)).abs() < 1e-6);
     for (text, wanted) in [
         ("{", "not a JSON object"),
         ("{}", "temperatures is missing"),
         (r#"{"temperatures": [1, 2]}"#, "has 2 numbers, where a block has 7 drafts"),
+        (r#"{"temperatures": [1, 2, 1, 1, 1, 1, 1], "shifts": [1]}"#, "shifts has 1 numbers, where a block has 7"),
         (r#"{"temperatures": [1, 2, 1, 1, 0, 1, 1]}"#, "temperature 0 is not a finite number above 0"),
     ] {
         write(text);

@@ -214,6 +214,7 @@ fn crowd(page: &mut Page, temperature: f32, points: &[&Point], drafters: &[Strin
     let (name, colour) = ("off".to_owned(), drafters.len());
     throughput.push(Series { name, colour, mark: Mark::Dashed, points: points.iter().filter_map(off).collect() });
     page.charts(&[
+        front(points, drafters),
         chart(
             "Throughput",
             "Output tokens of all answers by the whole time, in which the prompts are",
@@ -240,6 +241,26 @@ fn crowd(page: &mut Page, temperature: f32, points: &[&Point], drafters: &[Strin
         ),
     ]);
     crowd_table(page, points, drafters);
+}
+
+/// What everybody gets against what each gets: a line from one client to the most for each drafter.
+fn front(points: &[&Point], drafters: &[String]) -> Chart {
+    let dot = |leg: &Leg| Some(Dot::new(leg.tally.decode_rate()?, leg.throughput()?));
+    let mut series =
+        by_drafter(drafters, Mark::Line, |at| points.iter().filter_map(|point| dot(&point.on[at])).collect());
+    let off = points.iter().filter_map(|point| dot(&point.off)).collect();
+    series.push(Series { name: "off".to_owned(), colour: drafters.len(), mark: Mark::Dashed, points: off });
+    Chart {
+        title: "Throughput against the speed of one request".into(),
+        about:
+            "Output tokens of all answers by the whole time, over tokens after the first by the seconds that a request \
+                took for them; a point for each number of clients, the most on the left"
+                .into(),
+        x: Axis::new("tokens/s of a request", Scale::Linear),
+        y: Axis::new("tokens/s of all", Scale::Linear),
+        series,
+        rules: Vec::new(),
+    }
 }
 
 fn crowd_table(page: &mut Page, points: &[&Point], drafters: &[String]) {
