@@ -195,6 +195,10 @@ impl Drafter for Auto {
         self.drafters.iter().flat_map(|rated| rated.drafter.taps()).collect()
     }
 
+    fn readers(&self) -> usize {
+        self.drafters.iter().map(|rated| rated.drafter.readers()).sum()
+    }
+
     fn bytes_per_page(&self) -> usize {
         self.drafters.iter().map(|rated| rated.drafter.bytes_per_page()).sum()
     }

@@ -18,6 +18,7 @@ mod occurrences;
 mod predicted;
 mod suffix;
 mod trial;
+mod unread;
 
 pub use auto::Auto;
 pub use choose::{Choose, Chosen, Greedy, Words};
@@ -32,6 +33,7 @@ pub use ngram::{Ngram, NgramOptions, Occurrence};
 pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
 pub use trial::{Text, TrialError};
+pub use unread::{Unread, UnreadRows, joined};
 
 use kernels::Pool;
 use kv::{KvCache, Sequence};
@@ -58,6 +60,8 @@ pub struct Round<'a> {
     pub step_seconds: f64,
     /// Seconds that one more row takes, about: what checking a draft costs.
     pub row_seconds: f64,
+    /// Rows that the target has computed and that nobody has read yet.
+    pub unread: &'a mut Unread,
 }
 
 /// How far below what pays a draft may be said to be likely and still be proposed: what a drafter says is not quite true, and
@@ -207,8 +211,14 @@ pub trait Drafter: Send {
         0
     }
 
+    /// How many there are in it that read hidden states.
+    fn readers(&self) -> usize {
+        usize::from(!self.taps().is_empty())
+    }
+
     /// The target has computed rows. Whoever reads [hidden states](Drafter::taps) takes in what it needs of all of them:
-    /// pages that they are in may be found by other requests.
+    /// pages that they are in may be found by other requests. Where one alone reads, those that it is told of in
+    /// [`Round::unread`] come here only if it does not take them before.
     ///
     /// # Errors
     ///

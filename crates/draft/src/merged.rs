@@ -75,6 +75,10 @@ impl Drafter for Merged {
         self.drafters.iter().flat_map(|drafter| drafter.taps()).collect()
     }
 
+    fn readers(&self) -> usize {
+        self.drafters.iter().map(|drafter| drafter.readers()).sum()
+    }
+
     fn bytes_per_page(&self) -> usize {
         self.drafters.iter().map(|drafter| drafter.bytes_per_page()).sum()
     }
@@ -213,7 +217,13 @@ mod tests {
     fn propose(merged: &mut Merged) -> Result<Result<Proposal, Silence>, DraftError> {
         let ask = Ask { key: KEY, ..crate::alone::ask(&[9]) };
         let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
-        let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
+        let mut round = Round {
+            pool: &pool,
+            cache: &mut cache,
+            step_seconds: 1.0,
+            row_seconds: 0.1,
+            unread: &mut crate::Unread::default(),
+        };
         merged.propose(&mut round, &[ask]).map(|mut answers| answers.remove(0))
     }
 

@@ -8,7 +8,7 @@ use kv::{KvCache, Sequence};
 use model::{ForwardError, Logits, Segment, Tap, Visibility, Workspace};
 use spec::{Expansion, Proposal};
 
-use crate::{Ask, Choose, Chosen, Computed, DraftError, Drafter, Greedy, Key, Round, Target, Words};
+use crate::{Ask, Choose, Chosen, Computed, DraftError, Drafter, Greedy, Key, Round, Target, Unread, Words};
 
 /// A text that the target has written, and its hidden states there.
 pub struct Text {
@@ -124,7 +124,8 @@ impl Text {
                 sequence: &sequence,
             };
             // Rows cost nothing, so that nothing is left out.
-            let mut round = Round { pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.0 };
+            let mut round =
+                Round { pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.0, unread: &mut Unread::default() };
             if let Some(Ok(proposal)) = drafter.propose(&mut round, &[ask])?.pop() {
                 said(anchor, &proposal);
             }

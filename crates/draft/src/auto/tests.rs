@@ -8,7 +8,7 @@ use kernels::Pool;
 
 use super::rated::kind;
 use super::*;
-use crate::{Choose, Chosen, Greedy};
+use crate::{Choose, Chosen, Greedy, Unread};
 
 /// Seconds of a plain step, and of a row.
 const STEP: f64 = 0.010;
@@ -101,7 +101,16 @@ fn key(request: u64) -> Key {
 fn propose(auto: &mut Auto, asks: &[Ask<'_>]) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
     let pool = Pool::new(NonZeroUsize::MIN);
     let mut cache = crate::alone::cache();
-    auto.propose(&mut Round { pool: &pool, cache: &mut cache, step_seconds: STEP, row_seconds: ROW }, asks)
+    auto.propose(
+        &mut Round {
+            pool: &pool,
+            cache: &mut cache,
+            step_seconds: STEP,
+            row_seconds: ROW,
+            unread: &mut Unread::default(),
+        },
+        asks,
+    )
 }
 
 fn ask<'a>(request: u64, tokens: &'a [u32], choose: &'a dyn Choose) -> Ask<'a> {
@@ -308,7 +317,8 @@ fn how_sure_a_drafter_is_tells_more_than_it_says() {
     let mut rated = Rated::new(Box::new(Parrot::new(1, &Clock::default(), 0.0)));
     let worth = Worth { draft: 1.0, row: 0.1 };
     let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
-    let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
+    let mut round =
+        Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1, unread: &mut Unread::default() };
     let draft = |said| crate::chain(9, [(1, said)]).unwrap();
     for i in 0..2000 {
         rated.propose(&mut round, &[ask(i, &[9], &Greedy)], i, &mut || 0.0).unwrap();
@@ -336,7 +346,8 @@ fn a_probe_earns_its_worth_and_teaches_nothing() {
     let worth = Worth { draft: 1.0, row: 0.125 };
     let pool = Pool::new(NonZeroUsize::MIN);
     let mut cache = crate::alone::cache();
-    let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.125 };
+    let mut round =
+        Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.125, unread: &mut Unread::default() };
     rated.propose(&mut round, &[ask(0, &[9], &Greedy)], 1, &mut || 0.0).unwrap();
     for _ in 0..100 {
         assert!((rated.gain(&rated.correct(key(0), &proposal), worth, false) - 0.5).abs() < 1e-12);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use spec::{Distribution, Drawn};
 
 use super::*;
-use crate::{Choose, Chosen, Greedy};
+use crate::{Choose, Chosen, Greedy, Unread};
 
 const VOCAB: usize = 256;
 
@@ -27,7 +27,13 @@ impl Tiny {
     /// What is proposed when a step costs any time, so that every draft pays.
     fn propose(&self, drafter: &mut DraftModel, asks: &[Ask<'_>]) -> Vec<Result<Proposal, Silence>> {
         let mut cache = crate::alone::cache();
-        let mut round = Round { pool: &self.pool, cache: &mut cache, step_seconds: f64::INFINITY, row_seconds: 0.0 };
+        let mut round = Round {
+            pool: &self.pool,
+            cache: &mut cache,
+            step_seconds: f64::INFINITY,
+            row_seconds: 0.0,
+            unread: &mut Unread::default(),
+        };
         let answers = drafter.propose(&mut round, asks).unwrap();
         drafter.requests.check();
         answers
@@ -258,7 +264,13 @@ fn a_chain_ends_where_more_would_not_pay() {
     let mut dear = tiny.drafter(OPTIONS);
     dear.curve = CostCurve::new(&[1], &[0], &[1e6]).unwrap();
     let mut cache = crate::alone::cache();
-    let mut round = Round { pool: &tiny.pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.0 };
+    let mut round = Round {
+        pool: &tiny.pool,
+        cache: &mut cache,
+        step_seconds: 1.0,
+        row_seconds: 0.0,
+        unread: &mut Unread::default(),
+    };
     let answer = dear.propose(&mut round, &[ask(0, &tokens, 6)]).unwrap().remove(0);
     assert_eq!(drafts(&answer).len(), 1);
 }
@@ -287,7 +299,13 @@ fn what_it_would_come_to_follows_from_what_its_forwards_take() {
         DraftModel::new(Arc::clone(&tiny.model), curve, OPTIONS).outlook(steps, 1, ask)
     };
     let mut cache = crate::alone::cache();
-    let round = Round { pool: &tiny.pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1 };
+    let round = Round {
+        pool: &tiny.pool,
+        cache: &mut cache,
+        step_seconds: 1.0,
+        row_seconds: 0.1,
+        unread: &mut Unread::default(),
+    };
     let tokens = text(1, 50);
     // Drafts save 0.65, 0.4625 and 0.322 of a step.
     let cheap = outlook(0.4, &round, &ask(0, &tokens, 8));

@@ -15,6 +15,7 @@ use super::format::{BlockFormat, Follows};
 use super::growth::{Growing, Heads, Rows};
 use super::heads::ConfidenceHead;
 use super::{LearnedError, Target, fits_taps, gathered, known_ids};
+use crate::unread::catch_up;
 use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 
 /// Drafts a block at a time.
@@ -241,6 +242,7 @@ impl Drafter for BlockDraft {
         round: &mut Round<'_>,
         asks: &[Ask<'_>],
     ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        catch_up(self, round, asks)?;
         let mut answers = vec![Err(Silence::NoMatch); asks.len()];
         let mut blocks = Vec::with_capacity(asks.len());
         for (index, ask) in asks.iter().enumerate() {

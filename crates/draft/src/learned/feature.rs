@@ -12,6 +12,7 @@ use spec::Proposal;
 use super::format::{FeatureFormat, FeatureKind};
 use super::grove::{Grove, Tree, TreeShape};
 use super::{LearnedError, Target, fits_taps, gathered, known_ids, spread};
+use crate::unread::catch_up;
 use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 
 /// Drafts from features.
@@ -293,6 +294,7 @@ impl Drafter for FeatureDraft {
         round: &mut Round<'_>,
         asks: &[Ask<'_>],
     ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        catch_up(self, round, asks)?;
         let mut answers = vec![Err(Silence::NoMatch); asks.len()];
         let (mut chains, mut trees) = (Vec::new(), Vec::new());
         // Modules that take turns make chains.

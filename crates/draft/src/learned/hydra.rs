@@ -15,6 +15,7 @@ use super::format::Fields;
 use super::residual::{ResidualBlock, ResidualHead, Scratch, linear};
 use super::states::States;
 use super::{LearnedError, Target, gathered};
+use crate::unread::catch_up;
 use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 
 /// Words that may follow a node, and nodes of a depth that are expanded; drafts of a tree for each head, at most.
@@ -319,6 +320,7 @@ impl Drafter for HydraDraft {
         round: &mut Round<'_>,
         asks: &[Ask<'_>],
     ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        catch_up(self, round, asks)?;
         let states = self.states.before_anchors(round.cache, asks.iter());
         let ways = round.ways(asks.len());
         let width = states.len() / asks.len().max(1);

@@ -14,6 +14,7 @@ use super::format::Fields;
 use super::residual::{ResidualBlock, ResidualHead, Scratch, linear};
 use super::states::States;
 use super::{LearnedError, Target, gathered};
+use crate::unread::catch_up;
 use crate::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Words};
 
 /// Words of a head that are drafted at most.
@@ -144,6 +145,7 @@ impl Drafter for MedusaDraft {
         round: &mut Round<'_>,
         asks: &[Ask<'_>],
     ) -> Result<Vec<Result<Proposal, Silence>>, DraftError> {
+        catch_up(self, round, asks)?;
         let rows = self.states.before_anchors(round.cache, asks.iter());
         let ways = round.ways(asks.len());
         let deepest = asks.iter().map(|ask| ask.max_drafts).max().unwrap_or(0).min(self.heads.len());

@@ -11,6 +11,7 @@
 mod counts;
 mod lane;
 mod plan;
+mod reading;
 mod service;
 mod speculate;
 mod step;

@@ -1,6 +1,6 @@
 //! Drafts for the requests of a step: who gets some, and how many of them are checked.
 
-use draft::{Ask, Computed, DraftError, Drafter, Key, Round, Silence, Verdict};
+use draft::{Ask, DraftError, Drafter, Key, Round, Silence, Unread, Verdict};
 use kernels::Pool;
 use kv::KvCache;
 use model::{Output, Segment, Tap};
@@ -9,6 +9,7 @@ use spec::{Admission, CostCurve, Mandatory, OnlineCalibration, Opinion, Proposal
 use super::RequestId;
 use super::counts::{DraftCounts, Reason};
 use super::lane::{Checked, Choice, Lane};
+use super::reading::Reading;
 use super::step::context;
 use crate::drafting::Chooser;
 use crate::process::SharedScratch;
@@ -62,8 +63,7 @@ pub(super) struct Speculator {
     admission: Admission,
     /// What the drafter last failed with: the same failure is told of once.
     trouble: Option<String>,
-    /// The target's hidden states that the drafter reads, each once.
-    taps: Vec<Tap>,
+    reading: Reading,
 }
 
 /// What a step does without drafts.
@@ -122,32 +122,40 @@ impl Speculator {
     pub(super) fn new(speculation: Speculation, vocab: usize, cache: &mut KvCache) -> Self {
         let Speculation { mut drafter, max_drafts, curve, check } = speculation;
         let calibration = OnlineCalibration::new(max_drafts, MEMORY);
-        let mut taps = Vec::new();
-        for tap in drafter.taps() {
-            if !taps.contains(&tap) {
-                taps.push(tap);
-            }
-        }
         drafter.attach(cache);
-        let admission = Admission::new();
-        Self { drafter, max_drafts, vocab, curve, check, calibration, admission, trouble: None, taps }
+        let (admission, reading) = (Admission::new(), Reading::new(&*drafter));
+        Self { drafter, max_drafts, vocab, curve, check, calibration, admission, trouble: None, reading }
     }
 
     /// The target's hidden states that the drafter reads.
     pub(super) fn taps(&self) -> &[Tap] {
-        &self.taps
+        self.reading.taps()
     }
 
-    /// Hands the drafter what the target has computed.
-    pub(super) fn computed(&mut self, pool: &Pool, cache: &mut KvCache, batch: &[Segment<'_>], output: &Output<'_>) {
-        if self.taps.is_empty() {
-            return;
-        }
-        let taps: Vec<(Tap, &[f32])> = self.taps.iter().copied().zip(output.taps.iter().map(Vec::as_slice)).collect();
-        let result = self.drafter.computed(&mut Computed { pool, cache, taps: &taps, batch });
+    /// Takes what the target has computed for those `running` that have rows, in `batch`.
+    pub(super) fn computed(
+        &mut self,
+        lent: (&Pool, &mut KvCache),
+        running: &[Lane],
+        batch: &[Segment<'_>],
+        output: &Output<'_>,
+    ) {
+        let result = self.reading.computed(&mut *self.drafter, lent, running, batch, output);
         if let Err(error) = result {
             self.failed(&error);
         }
+    }
+
+    /// Takes that drafts of a lane were accepted, whose committed tokens in the cache were `before`.
+    pub(super) fn accepted(&mut self, lent: (&Pool, &mut KvCache), lane: &Lane, before: usize) {
+        if let Err(error) = self.reading.accepted(&mut *self.drafter, lent, lane, before) {
+            self.failed(&error);
+        }
+    }
+
+    /// The lane has lost its pages.
+    pub(super) fn preempted(&mut self, lane: &Lane) {
+        lane.choices.iter().for_each(|choice| self.reading.forget(Key { request: lane.id.0, choice: choice.index }));
     }
 
     /// Finds slots for what the drafter writes while it proposes, as far as there are any: for lanes that decode, beyond
@@ -194,9 +202,11 @@ impl Speculator {
         if asking.is_empty() {
             return;
         }
-        let mut round = self.round(running, asking.len(), pool, cache);
+        let mut unread = std::mem::take(&mut self.reading.unread);
+        let mut round = self.round(running, asking.len(), (pool, cache), &mut unread);
         let asks: Vec<Ask<'_>> = asking.iter().map(Asking::ask).collect();
         let answers = self.answers(&mut round, &asks);
+        self.reading.unread = unread;
         let mut proposals = Vec::with_capacity(asks.len());
         for (asking, answer) in asking.iter().zip(answers) {
             match answer.and_then(|proposal| self.usable(proposal, asking)) {
@@ -211,12 +221,18 @@ impl Speculator {
     }
 
     /// What the step lends to the drafter, which `asking` requests ask.
-    fn round<'p>(&self, running: &[Lane], asking: usize, pool: &'p Pool, cache: &'p mut KvCache) -> Round<'p> {
+    fn round<'p>(
+        &self,
+        running: &[Lane],
+        asking: usize,
+        (pool, cache): (&'p Pool, &'p mut KvCache),
+        unread: &'p mut Unread,
+    ) -> Round<'p> {
         let (load, context) = (load(running), context(running));
         let step_seconds = self.curve.seconds(load.decodes, context) * asking as f64 / load.decodes as f64;
         let drafts = asking.saturating_mul(self.max_drafts).clamp(1, ROWS_ASIDE);
         let more = self.curve.seconds(load.rows + drafts, context) - self.curve.seconds(load.rows, context);
-        Round { pool, cache, step_seconds, row_seconds: more / drafts as f64 }
+        Round { pool, cache, step_seconds, row_seconds: more / drafts as f64, unread }
     }
 
     /// Drafts on a path that the lane can use; `None` if it does not decode. A last token needs none: it is sampled anyway.
@@ -343,6 +359,7 @@ impl Speculator {
     pub(super) fn finished(&mut self, id: RequestId, choice: &Choice) {
         let tokens = choice.request.tokens();
         let key = Key { request: id.0, choice: choice.index };
+        self.reading.forget(key);
         self.drafter.finished(key, tokens, tokens.len() - choice.request.outputs().len());
     }
 }

@@ -187,7 +187,7 @@ impl Batch {
         let output = model.forward(workspace, pool, cache, &batch, taps)?;
         let computed = Instant::now();
         if let Some(speculator) = &mut self.speculator {
-            speculator.computed(pool, cache, &batch, &output);
+            speculator.computed((pool, cache), running, &batch, &output);
             counters.propose_seconds += computed.elapsed().as_secs_f64();
         }
         drop(batch);
@@ -216,6 +216,7 @@ impl Batch {
             let Some(checked) = lane.checked.take() else { continue };
             let before = lane.computed;
             lane.keep(&mut self.cache);
+            speculator.accepted((&self.pool, &mut self.cache), lane, before);
             if self.prefix_cache && before / PAGE < lane.computed / PAGE {
                 lane.remember(&mut self.cache);
             }
@@ -312,6 +313,9 @@ impl Batch {
     fn preempt_youngest(&mut self) {
         let Some(mut lane) = self.running.pop() else { return };
         self.cache.free(std::mem::take(&mut lane.sequence));
+        if let Some(speculator) = &mut self.speculator {
+            speculator.preempted(&lane);
+        }
         (lane.computed, lane.rows, lane.checked) = (0, 0, None);
         self.counters.preemptions += 1;
         insert(&mut self.waiting, lane);

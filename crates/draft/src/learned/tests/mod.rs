@@ -18,7 +18,7 @@ use serde_json::Value;
 use spec::Proposal;
 
 use super::*;
-use crate::{Ask, Choose, Computed, Greedy, Key, Round};
+use crate::{Ask, Choose, Computed, Greedy, Key, Round, Unread};
 
 const KEY: Key = Key { request: 0, choice: 0 };
 
@@ -126,7 +126,7 @@ impl Rounds {
     fn propose(&mut self, drafter: &mut dyn Drafter, max_drafts: usize) -> Proposal {
         let Rounds { pool, cache, sequence, tokens, prompt, .. } = self;
         cache.reserve(sequence, tokens.len() - 1 + drafter.slots_ahead()).unwrap();
-        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds: 0.0 };
+        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds: 0.0, unread: &mut Unread::default() };
         let ask = Ask {
             key: KEY,
             tokens,
@@ -370,7 +370,13 @@ fn trees_of_features_are_those_of_the_reference() {
             choose: &Greedy,
             sequence: &sequence,
         };
-        let mut lent = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.0 };
+        let mut lent = Round {
+            pool: &pool,
+            cache: &mut cache,
+            step_seconds: 1.0,
+            row_seconds: 0.0,
+            unread: &mut Unread::default(),
+        };
         let proposal = drafter.propose(&mut lent, &[ask]).unwrap().remove(0).unwrap();
         let tree = proposal.tree();
         assert_eq!(tree.tokens(), numbers(&expected["tree_tokens"]), "{round}");

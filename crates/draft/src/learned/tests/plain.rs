@@ -306,7 +306,7 @@ impl Rounds {
     ) -> Result<Proposal, crate::Silence> {
         let Rounds { pool, cache, sequence, tokens, prompt, .. } = self;
         cache.reserve(sequence, tokens.len() - 1 + drafter.slots_ahead()).unwrap();
-        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds };
+        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds, unread: &mut Unread::default() };
         let (prompt, predicted, remaining) = (*prompt, &[][..], 1000);
         let ask = Ask { key: KEY, tokens, prompt, predicted, max_drafts, remaining, choose, sequence };
         drafter.propose(&mut round, &[ask]).unwrap().remove(0)

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
-use draft::{Ask, Choose, Chosen, Computed, Drafter, Greedy, Key, Round, Target, Words};
+use draft::{Ask, Choose, Chosen, Computed, Drafter, Greedy, Key, Round, Target, Unread, Words};
 use kernels::PAGE;
 use kv::{KvCache, Sequence};
 use model::{LoadOptions, Logits, Segment, Tap, Visibility, Workspace};
@@ -184,7 +184,13 @@ impl Contestant {
         let before = tokens.len() - 1;
         let [step, read] = self.compute(loaded, before, &tokens[before..])?;
         // Rows are so dear that nobody drafts trees.
-        let mut round = Round { pool: &loaded.pool, cache: &mut self.cache, step_seconds: 1.0, row_seconds: 1.0 };
+        let mut round = Round {
+            pool: &loaded.pool,
+            cache: &mut self.cache,
+            step_seconds: 1.0,
+            row_seconds: 1.0,
+            unread: &mut Unread::default(),
+        };
         let ask = Ask {
             key: Key { request: 0, choice: 0 },
             tokens,
