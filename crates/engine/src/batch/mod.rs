@@ -16,7 +16,7 @@ mod speculate;
 mod step;
 mod verify;
 
-pub use counts::{DRAFT_POSITIONS, DraftCounts, Reason};
+pub use counts::{DRAFT_POSITIONS, DraftCounts, Reason, STEP_ROWS, STEP_SECONDS, StepCounts};
 pub use service::{Handle, Service, Sink};
 pub use speculate::Speculation;
 pub(crate) use step::{Batch, BatchOptions, Outcome};
@@ -159,6 +159,8 @@ pub struct Stats {
     pub rows: u64,
     /// Seconds that they took.
     pub step_seconds: f64,
+    /// Them by their seconds and their rows.
+    pub step_counts: StepCounts,
     /// Of these, seconds that drafters took, and the decision what is checked.
     pub propose_seconds: f64,
     /// Seconds that forwards of the target took.
