@@ -42,7 +42,8 @@ pub(crate) async fn complete(
         asked.drafting.predicted = drafting::encode_prediction(text, &app.served).await?;
     }
     let prompt = conversation.encode(app.served.clone()).await?;
-    respond::answer(&app, Kind::Chat, (model, id), vec![prompt], &asked).await
+    let answer = respond::answer(&app, Kind::Chat, (model, id), vec![prompt], &asked).await;
+    answer.map_err(|error| error.renamed("prompt", "messages"))
 }
 
 /// The grammar of the answer: of calls if there are tools, of the form that was asked for, or none.

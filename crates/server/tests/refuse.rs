@@ -63,8 +63,15 @@ async fn values_out_of_range_are_refused() {
     }
     let error = fixture.post("/v1/chat/completions", with("stop_token_ids", json!([256]))).await.error(400);
     assert_eq!(error["param"], "stop_token_ids", "the client's name of it");
-    let error = fixture.post("/v1/completions", json!({ "prompt": "x".repeat(CONTEXT) })).await.error(400);
-    assert_eq!(error["code"], "context_length_exceeded");
+    let long = "x".repeat(CONTEXT);
+    let chat = with("messages", json!([{"role": "user", "content": long}]));
+    for (path, body, param) in
+        [("/v1/completions", json!({ "prompt": long }), "prompt"), ("/v1/chat/completions", chat, "messages")]
+    {
+        let error = fixture.post(path, body).await.error(400);
+        assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("shorten the prompt by at least "), "{error}");
+    }
     fixture.post("/v1/completions", json!({ "prompt": [100_000] })).await.error(400);
     fixture.post("/v1/completions", json!({ "prompt": "" })).await.error(400);
 }
