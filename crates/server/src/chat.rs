@@ -63,8 +63,10 @@ async fn grammar(app: &App, conversation: &Conversation, asked: &mut Asked) -> R
 
 /// `max_completion_tokens` is the newer name of `max_tokens`. Without either the context is the limit.
 fn max_tokens(fields: &mut Fields, older: Option<usize>) -> Result<Option<usize>, ApiError> {
-    let newer = fields.count("max_completion_tokens")?;
+    let newer = params::limit(fields, "max_completion_tokens")?;
     match (older, newer) {
+        (Some(0), _) => Err(params::no_limit("max_tokens", 0)),
+        (_, Some(0)) => Err(params::no_limit("max_completion_tokens", 0)),
         (Some(older), Some(newer)) if older != newer => {
             let message = format!("max_completion_tokens is {newer} and max_tokens {older}: give one of them");
             Err(ApiError::field("max_completion_tokens", message))

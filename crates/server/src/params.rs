@@ -28,6 +28,8 @@ pub(crate) struct Asked {
     pub(crate) cache_salt: Option<String>,
     pub(crate) priority: i32,
     pub(crate) drafting: Drafting,
+    /// What the choices of each prompt begin with; none: with nothing.
+    pub(crate) leads: Vec<String>,
     /// The form that the answer must have, still to be compiled.
     pub(crate) form: Option<Wanted>,
     /// The answer may hold calls of tools, in this form.
@@ -56,6 +58,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
             .take("priority", "a whole number of 32 bits", |value| value.as_i64()?.try_into().ok())?
             .unwrap_or(0),
         drafting: drafting::take(fields)?,
+        leads: Vec::new(),
         form: response_format::take(fields)?,
         calls: None,
     })
@@ -77,13 +80,27 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         seed: fields.take("seed", "a whole number of 64 bits", seed)?.unwrap_or_else(fresh_seed),
         stop: fields.take("stop", "a string or a list of strings", texts)?.unwrap_or_default(),
         stop_tokens: fields.tokens("stop_token_ids")?.unwrap_or_default(),
-        max_tokens: fields.count("max_tokens")?,
+        max_tokens: limit(fields, "max_tokens")?,
         min_tokens: fields.count("min_tokens")?.unwrap_or(0),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         logprobs: None,
         skip_special_tokens: fields.flag("skip_special_tokens")?.unwrap_or(true),
         grammar: None,
     })
+}
+
+/// The most tokens of an answer. −1 is how some clients say "as many as fit".
+pub(crate) fn limit(fields: &mut Fields, name: &str) -> Result<Option<usize>, ApiError> {
+    let limit = |n: i64| match n {
+        -1 => Ok(usize::MAX),
+        _ => n.try_into().map_err(|_| no_limit(name, n)),
+    };
+    fields.take(name, "a whole number", Value::as_i64)?.map(limit).transpose()
+}
+
+/// What a limit must be.
+pub(crate) fn no_limit(name: &str, n: i64) -> ApiError {
+    ApiError::field(name, format!("{name} is {n}; it must be at least 1, or -1 for as many tokens as fit"))
 }
 
 fn top_k(k: i64) -> Result<usize, ApiError> {
@@ -232,7 +249,8 @@ mod tests {
             ("stop", json!([1])),
             ("logit_bias", json!({"x": 1})),
             ("top_k", json!(-2)),
-            ("max_tokens", json!(-1)),
+            ("max_tokens", json!(-2)),
+            ("max_tokens", json!(1.5)),
             ("stream", json!("yes")),
             ("seed", json!(1.5)),
             ("stream_options", json!({"include_usage": true})),

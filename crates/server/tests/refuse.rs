@@ -37,7 +37,7 @@ async fn fields_that_would_change_the_output_are_refused_by_name() {
         let error = fixture.post("/v1/chat/completions", with(field, value)).await.error(400);
         assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!("unsupported_parameter")), "{error}");
     }
-    for (field, value) in [("echo", json!(true)), ("suffix", json!("x")), ("best_of", json!(2)), ("tools", json!([1]))]
+    for (field, value) in [("echo", json!("yes")), ("suffix", json!("x")), ("best_of", json!(2)), ("tools", json!([1]))]
     {
         let error = fixture.post("/v1/completions", json!({ "prompt": "a", field: value })).await.error(400);
         assert_eq!(error["param"], field);
@@ -74,6 +74,37 @@ async fn values_out_of_range_are_refused() {
     }
     fixture.post("/v1/completions", json!({ "prompt": [100_000] })).await.error(400);
     fixture.post("/v1/completions", json!({ "prompt": "" })).await.error(400);
+}
+
+#[tokio::test]
+async fn no_tokens_at_all_are_refused_but_with_echo() {
+    let fixture = Fixture::new();
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let mut body = with(field, json!(0));
+        body.as_object_mut().unwrap().retain(|name, _| name != "max_tokens" || field == "max_tokens");
+        let error = fixture.post("/v1/chat/completions", body).await.error(400);
+        assert_eq!(error["param"], field);
+        assert!(error["message"].as_str().unwrap().contains("at least 1"), "{error}");
+    }
+    let long = "x".repeat(CONTEXT);
+    for (body, param) in [
+        (json!({ "max_tokens": 0 }), "max_tokens"),
+        (json!({ "max_tokens": 0, "echo": false }), "max_tokens"),
+        (json!({ "max_tokens": -2, "echo": true }), "max_tokens"),
+        (json!({ "max_tokens": 0, "echo": true, "min_tokens": 1 }), "min_tokens"),
+        (json!({ "max_tokens": 0, "echo": true, "logprobs": 0 }), "echo"),
+        (json!({ "max_tokens": 0, "echo": true, "prompt": "" }), "prompt"),
+        (json!({ "max_tokens": 0, "echo": true, "prompt": long }), "prompt"),
+        (json!({ "max_tokens": 0, "echo": true, "prompt": [100_000] }), "prompt"),
+        (json!({ "max_tokens": 0, "echo": true, "top_p": 2 }), "top_p"),
+    ] {
+        let mut asked = json!({ "prompt": "a" });
+        asked.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        assert_eq!(fixture.post("/v1/completions", asked).await.error(400)["param"], param, "{body}");
+    }
+    let small = Fixture::with(ServerConfig { body_limit: 100, ..ServerConfig::default() }, 8);
+    let body = json!({ "prompt": "sixteen letters!", "echo": true, "max_tokens": 0, "n": 7 });
+    assert_eq!(small.post("/v1/completions", body).await.error(400)["param"], "echo");
 }
 
 #[tokio::test]
