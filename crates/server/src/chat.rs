@@ -31,7 +31,7 @@ pub(crate) async fn complete(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let model = app.model(&mut fields)?;
-    let mut asked = params::take(&mut fields)?;
+    let mut asked = params::take(&mut fields, app.served.handle.max_choices())?;
     asked.params.max_tokens = max_tokens(&mut fields, asked.params.max_tokens)?;
     asked.params.logprobs = logprobs(&mut fields)?;
     let conversation = Conversation::take(&mut fields)?;

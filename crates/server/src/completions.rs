@@ -34,7 +34,7 @@ pub(crate) async fn complete(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let model = app.model(&mut fields)?;
-    let mut asked = params::take(&mut fields)?;
+    let mut asked = params::take(&mut fields, app.served.handle.max_choices())?;
     asked.params.max_tokens.get_or_insert(MAX_TOKENS);
     asked.params.logprobs = logprobs(&mut fields)?;
     let echo = echo(&mut fields, &asked.params)?;

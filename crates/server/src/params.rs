@@ -12,7 +12,7 @@ use crate::fields::{Fields, is_off};
 use crate::grammars::Wanted;
 use crate::response_format;
 
-/// Choices that one request may ask for.
+/// Choices that one request may ask for, however many the engine would take.
 const MAX_CHOICES: usize = 128;
 
 /// What a request asks for besides its prompt.
@@ -36,15 +36,16 @@ pub(crate) struct Asked {
     pub(crate) calls: Option<ToolFormat>,
 }
 
-/// Takes the shared fields. Temperature is 1 and the seed random where the client says nothing, as OpenAI has it.
+/// Takes the shared fields, with at most `max_choices` choices. Temperature is 1 and the seed random where the client says nothing, as OpenAI has it.
 ///
 /// # Errors
 /// 400 for a value of the wrong type, and for one that asks for what is not supported.
-pub(crate) fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
+pub(crate) fn take(fields: &mut Fields, max_choices: usize) -> Result<Asked, ApiError> {
     refuse_unsupported(fields)?;
     let n = fields.count("n")?.unwrap_or(1);
-    if !(1..=MAX_CHOICES).contains(&n) {
-        return Err(ApiError::field("n", format!("n is {n}; it must be from 1 to {MAX_CHOICES}")));
+    let most = max_choices.min(MAX_CHOICES);
+    if !(1..=most).contains(&n) {
+        return Err(ApiError::field("n", format!("n is {n}; it must be from 1 to {most}")));
     }
     let stream = fields.flag("stream")?.unwrap_or(false);
     let include_usage = stream_options(fields, stream)?;
@@ -171,7 +172,7 @@ mod tests {
 
     fn asked(body: &Value) -> Result<Asked, ApiError> {
         let mut fields = Fields::parse(&Bytes::from(body.to_string()))?;
-        let asked = take(&mut fields)?;
+        let asked = take(&mut fields, 3)?;
         fields.finish().map(|()| asked)
     }
 
@@ -244,6 +245,7 @@ mod tests {
     fn a_value_of_the_wrong_type_is_named() {
         for (field, value) in [
             ("n", json!(0)),
+            ("n", json!(4)),
             ("n", json!(1.5)),
             ("temperature", json!("hot")),
             ("stop", json!([1])),

@@ -61,6 +61,10 @@ async fn values_out_of_range_are_refused() {
         assert_eq!(error["type"], "invalid_request_error");
         assert!(error["message"].as_str().unwrap().contains(field), "{error}");
     }
+    for n in [33, 1000] {
+        let error = fixture.post("/v1/chat/completions", with("n", json!(n))).await.error(400);
+        assert_eq!(error["message"], format!("n is {n}; it must be from 1 to 32"), "as many as run at once");
+    }
     let error = fixture.post("/v1/chat/completions", with("stop_token_ids", json!([256]))).await.error(400);
     assert_eq!(error["param"], "stop_token_ids", "the client's name of it");
     let long = "x".repeat(CONTEXT);
