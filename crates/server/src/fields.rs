@@ -70,6 +70,11 @@ impl Fields {
         parsed.map(|Object(map)| Self(map)).map_err(|error| ApiError::invalid(format!("the body is refused: {error}")))
     }
 
+    /// Whether a field is there that nobody has taken.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// Takes a field of any type.
     pub(crate) fn value(&mut self, name: &str) -> Option<Value> {
         #[cfg(test)]

@@ -81,6 +81,18 @@ async fn values_out_of_range_are_refused() {
 }
 
 #[tokio::test]
+async fn what_is_to_be_tokenized_is_given_once() {
+    let fixture = Fixture::new();
+    let error = fixture.post("/tokenize", json!({ "model": null })).await.error(400);
+    assert_eq!((&error["param"], &error["message"]), (&json!("prompt"), &json!("prompt or messages is missing")));
+    let mut both = hello();
+    both["prompt"] = "Hi".into();
+    both.as_object_mut().unwrap().retain(|name, _| name != "max_tokens");
+    let error = fixture.post("/tokenize", both).await.error(400);
+    assert_eq!(error["message"], "messages: prompt is given too; give one of them");
+}
+
+#[tokio::test]
 async fn no_tokens_at_all_are_refused_but_with_echo() {
     let fixture = Fixture::new();
     for field in ["max_tokens", "max_completion_tokens"] {
