@@ -105,6 +105,7 @@ impl Conversation {
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         fields.only("chat_template", |_| false, "only the model's own template is used")?;
         fields.only("documents", is_off, "not supported")?;
+        fields.only("add_special_tokens", |value| value == false, "only false: the template has them")?;
         fields.only("continue_final_message", is_off, "not supported")?;
         let as_object = |value: &Value| value.as_object().cloned();
         let options = RenderOptions {

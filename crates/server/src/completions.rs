@@ -100,6 +100,7 @@ fn check_size(leads: &[String], n: u32, limit: usize) -> Result<(), ApiError> {
 fn refuse_unsupported(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
     fields.only("tools", is_off, "only /v1/chat/completions has tools")?;
     fields.only("tool_choice", |value| value == "none" || value == "auto", "only /v1/chat/completions has tools")?;
+    fields.only("add_special_tokens", |value| value == true, "only true: without them send tokens")?;
     fields.only("prediction", |_| false, "only /v1/chat/completions has predictions")?;
     fields.only("suffix", |value| value == "", "filling in the middle is not supported")?;
     fields.only("best_of", |value| *value == n, "it must be n: all choices are returned")

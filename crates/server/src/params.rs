@@ -215,7 +215,10 @@ mod tests {
         asked(&json!({
             "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "seed": null,
             "response_format": {"type": "text"}, "modalities": ["text"], "unheard_of": null, "guided_json": null,
-            "structured_outputs": {}, "functions": [],
+            "structured_outputs": {}, "functions": [], "echo": false, "detokenize": true, "include_reasoning": true,
+            "reasoning_format": "none", "vllm_xargs": {}, "dynatemp_range": 0, "dynatemp_exponent": 1,
+            "xtc_probability": 0, "xtc_threshold": 0.1, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2,
+            "dry_penalty_last_n": -1, "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
         }))
         .unwrap();
     }
@@ -234,6 +237,10 @@ mod tests {
             ("modalities", json!(["text", "audio"])),
             ("reasoning_effort", json!("high")),
             ("use_beam_search", json!(true)),
+            ("dry_multiplier", json!(0.8)),
+            ("mirostat", json!(2)),
+            ("reasoning_format", json!("deepseek")),
+            ("include_reasoning", json!(false)),
             ("unheard_of", json!(false)),
         ] {
             let error = refused(&json!({ field: value }));

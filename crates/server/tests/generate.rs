@@ -204,6 +204,16 @@ async fn an_echo_is_the_prompt_and_what_follows_it() {
 }
 
 #[tokio::test]
+async fn hints_about_caching_and_what_templates_do_anyway_change_nothing() {
+    let fixture = Fixture::new();
+    let answer = async |more: Value| fixture.post("/v1/chat/completions", chat(more)).await.ok()["choices"].clone();
+    let part = json!({ "type": "text", "text": "Hi", "cache_control": { "type": "ephemeral" } });
+    let message = json!({ "role": "user", "content": [part], "cache_control": { "type": "ephemeral" } });
+    let hints = json!({ "messages": [message], "add_special_tokens": false });
+    assert_eq!(answer(hints).await, answer(json!({})).await);
+}
+
+#[tokio::test]
 async fn a_limit_of_minus_one_is_the_context() {
     let fixture = Fixture::new();
     let answer = fixture.post("/v1/completions", plain(json!({ "max_tokens": -1 }))).await.ok();
