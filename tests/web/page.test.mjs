@@ -92,7 +92,7 @@ test("a question is answered as it is written, with its figures, and the engine'
   const early = await page.locator(".turn.assistant .body").innerText();
   await figureAbove(page, "foretoken_requests_running", 0);
   await figureAbove(page, "foretoken_generation_tokens_total", 0);
-  await figureAbove(page, "foretoken_step_seconds_total", 0);
+  await figureAbove(page, "foretoken_step_seconds_sum", 0);
   const whole = await answered(page);
   assert.ok(whole.length > early.length, "it grew");
   const stats = await page.locator(".turn.assistant .stats").innerText();

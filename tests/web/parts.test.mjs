@@ -49,8 +49,8 @@ test("text falls into blocks", () => {
 
 test("figures are differences of counters, and unknown where these start anew", () => {
   const sample = (seconds, text) => ({ seconds, values: parse(text) });
-  const before = sample(10, "# HELP x y\nforetoken_generation_tokens_total 100.0\nforetoken_steps_total 5\n");
-  const now = sample(12, 'a{b="c"} 7\nforetoken_generation_tokens_total 160.0\nforetoken_steps_total 5\n# EOF\n');
+  const before = sample(10, "# HELP x y\nforetoken_generation_tokens_total 100.0\nforetoken_step_rows_count 5\n");
+  const now = sample(12, 'a{b="c"} 7\nforetoken_generation_tokens_total 160.0\nforetoken_step_rows_count 5\n# EOF\n');
   assert.equal(now.values.size, 2);
   const figure = (label) => SECTIONS.flatMap(({ figures }) => figures).find((figure) => figure.label === label);
   assert.equal(figure("written").value(now, before), 30);

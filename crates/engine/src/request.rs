@@ -37,7 +37,9 @@ pub enum RequestError {
     EmptyPrompt,
     /// The prompt leaves no room for an output token.
     #[error(
-        "the prompt has {prompt} tokens, and the context of {context} must hold them and at least one more: shorten the prompt"
+        "the prompt has {prompt} tokens, and the context holds {context}, the answer included: shorten the prompt by at \
+        least {}",
+        (prompt + 1).saturating_sub(*context)
     )]
     PromptTooLong {
         /// Tokens of the prompt.

@@ -144,6 +144,8 @@ fn bad_requests_are_refused_before_anything_runs() {
     assert_eq!(refused(&[], SamplingParams::default()), RequestError::EmptyPrompt);
     let too_long = RequestError::PromptTooLong { prompt: CONTEXT, context: CONTEXT };
     assert_eq!(refused(&[1; CONTEXT], SamplingParams::default()), too_long);
+    let words = RequestError::PromptTooLong { prompt: 45, context: 40 }.to_string();
+    assert!(words.ends_with("the context holds 40, the answer included: shorten the prompt by at least 6"), "{words}");
     let unknown = RequestError::UnknownToken { token: 256, position: 1, vocab: 256 };
     assert_eq!(refused(&[1, 256], SamplingParams::default()), unknown);
     let params = SamplingParams { top_p: 2.0, ..Default::default() };

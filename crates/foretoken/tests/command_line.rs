@@ -94,7 +94,11 @@ fn errors_are_one_line_that_names_the_cause() {
         (&["run", "x", "--model", fixtures], b"", "no config.json"),
         (&["run", "x", "--model", MODEL, "--top-p", "2"], b"", "top_p is 2"),
         (&["run", "x", "--model", MODEL, "--context", "1000000"], b"", "--context is 1000000"),
-        (&["run", PROMPT, "--model", MODEL, "--context", "8"], b"", "the context of 8"),
+        (
+            &["run", PROMPT, "--model", MODEL, "--context", "8"],
+            b"",
+            "the context holds 8, the answer included: shorten the prompt",
+        ),
         (&["bench", "kernels", "--rows", "0"], b"", "--rows"),
     ] {
         let error = refusal(args, stdin);

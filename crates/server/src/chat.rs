@@ -31,7 +31,7 @@ pub(crate) async fn complete(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let model = app.model(&mut fields)?;
-    let mut asked = params::take(&mut fields)?;
+    let mut asked = params::take(&mut fields, app.served.handle.max_choices())?;
     asked.params.max_tokens = max_tokens(&mut fields, asked.params.max_tokens)?;
     asked.params.logprobs = logprobs(&mut fields)?;
     let conversation = Conversation::take(&mut fields)?;
@@ -42,7 +42,8 @@ pub(crate) async fn complete(
         asked.drafting.predicted = drafting::encode_prediction(text, &app.served).await?;
     }
     let prompt = conversation.encode(app.served.clone()).await?;
-    respond::answer(&app, Kind::Chat, (model, id), vec![prompt], &asked).await
+    let answer = respond::answer(&app, Kind::Chat, (model, id), vec![prompt], &asked).await;
+    answer.map_err(|error| error.renamed("prompt", "messages"))
 }
 
 /// The grammar of the answer: of calls if there are tools, of the form that was asked for, or none.
@@ -62,8 +63,10 @@ async fn grammar(app: &App, conversation: &Conversation, asked: &mut Asked) -> R
 
 /// `max_completion_tokens` is the newer name of `max_tokens`. Without either the context is the limit.
 fn max_tokens(fields: &mut Fields, older: Option<usize>) -> Result<Option<usize>, ApiError> {
-    let newer = fields.count("max_completion_tokens")?;
+    let newer = params::limit(fields, "max_completion_tokens")?;
     match (older, newer) {
+        (Some(0), _) => Err(params::no_limit("max_tokens", 0)),
+        (_, Some(0)) => Err(params::no_limit("max_completion_tokens", 0)),
         (Some(older), Some(newer)) if older != newer => {
             let message = format!("max_completion_tokens is {newer} and max_tokens {older}: give one of them");
             Err(ApiError::field("max_completion_tokens", message))
@@ -102,6 +105,7 @@ impl Conversation {
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         fields.only("chat_template", |_| false, "only the model's own template is used")?;
         fields.only("documents", is_off, "not supported")?;
+        fields.only("add_special_tokens", |value| value == false, "only false: the template has them")?;
         fields.only("continue_final_message", is_off, "not supported")?;
         let as_object = |value: &Value| value.as_object().cloned();
         let options = RenderOptions {

@@ -1,10 +1,13 @@
 //! `/v1/completions`: texts or tokens continued as they stand.
+//!
+//! With `echo` each choice begins with its prompt, and `max_tokens` may be 0: then it is the prompt, and nothing runs.
 
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
+use engine::SamplingParams;
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
 
@@ -31,9 +34,10 @@ pub(crate) async fn complete(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let model = app.model(&mut fields)?;
-    let mut asked = params::take(&mut fields)?;
+    let mut asked = params::take(&mut fields, app.served.handle.max_choices())?;
     asked.params.max_tokens.get_or_insert(MAX_TOKENS);
     asked.params.logprobs = logprobs(&mut fields)?;
+    let echo = echo(&mut fields, &asked.params)?;
     refuse_unsupported(&mut fields, asked.n)?;
     let prompts = prompts(&mut fields)?;
     fields.finish()?;
@@ -41,9 +45,15 @@ pub(crate) async fn complete(
         asked.params.grammar = Some(app.grammars.compile(form).await?);
     }
     let tokenizer = app.served.tokenizer.clone();
-    let encode = move || prompts.into_iter().map(|prompt| prompt.encode(&tokenizer)).collect::<Result<_, _>>();
-    let prompts: Vec<Vec<u32>> =
-        tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))??;
+    let encode = move || {
+        let leads = prompts.iter().filter(|_| echo).map(|prompt| prompt.text(&tokenizer)).collect::<Result<_, _>>()?;
+        let prompts = prompts.into_iter().map(|prompt| prompt.encode(&tokenizer)).collect::<Result<_, _>>()?;
+        Ok::<(Vec<String>, Vec<Vec<u32>>), ApiError>((leads, prompts))
+    };
+    let encoded = tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))?;
+    let (leads, prompts) = encoded?;
+    check_size(&leads, asked.n, app.config.body_limit)?;
+    asked.leads = leads;
     respond::answer(&app, Kind::Completion, (model, id), prompts, &asked).await
 }
 
@@ -56,11 +66,42 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
+/// Whether choices begin with their prompts.
+fn echo(fields: &mut Fields, params: &SamplingParams) -> Result<bool, ApiError> {
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    if echo && params.logprobs.is_some() {
+        return Err(ApiError::unsupported(
+            "echo",
+            "a prompt's log-probabilities are not supported: leave logprobs out",
+        ));
+    }
+    if params.max_tokens == Some(0) && !echo {
+        let message = "max_tokens is 0; it must be at least 1, unless \"echo\": true asks for the prompt";
+        return Err(ApiError::field("max_tokens", message));
+    }
+    match params.min_tokens {
+        min @ 1.. if params.max_tokens == Some(0) => {
+            Err(ApiError::field("min_tokens", format!("min_tokens is {min}; it must be at most max_tokens, 0")))
+        }
+        _ => Ok(echo),
+    }
+}
+
+/// An answer must not grow beyond what a question may be by repeating it.
+fn check_size(leads: &[String], n: u32, limit: usize) -> Result<(), ApiError> {
+    let size = leads.iter().map(String::len).sum::<usize>().saturating_mul(n as usize);
+    if size <= limit {
+        return Ok(());
+    }
+    let message = format!("echo: the prompts of all choices have {size} bytes; they may have {limit} together");
+    Err(ApiError::field("echo", message))
+}
+
 fn refuse_unsupported(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
     fields.only("tools", is_off, "only /v1/chat/completions has tools")?;
     fields.only("tool_choice", |value| value == "none" || value == "auto", "only /v1/chat/completions has tools")?;
+    fields.only("add_special_tokens", |value| value == true, "only true: without them send tokens")?;
     fields.only("prediction", |_| false, "only /v1/chat/completions has predictions")?;
-    fields.only("echo", is_off, "only false is supported")?;
     fields.only("suffix", |value| value == "", "filling in the middle is not supported")?;
     fields.only("best_of", |value| *value == n, "it must be n: all choices are returned")
 }
@@ -73,6 +114,16 @@ enum Prompt {
 }
 
 impl Prompt {
+    /// What `echo` repeats: control tokens included.
+    fn text(&self, tokenizer: &Tokenizer) -> Result<String, ApiError> {
+        match self {
+            Prompt::Text(text) => Ok(text.clone()),
+            Prompt::Tokens(tokens) => {
+                tokenizer.decode(tokens, false).map_err(|error| ApiError::field("prompt", error.to_string()))
+            }
+        }
+    }
+
     fn encode(self, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
         match self {
             Prompt::Text(text) => {

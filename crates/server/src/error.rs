@@ -133,6 +133,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// The same where clients know the field `from` as `to`.
+    pub(crate) fn renamed(self, from: &str, to: &str) -> Self {
+        let param = self.param.map(|param| if param == from { to.to_owned() } else { param });
+        Self { param, ..self }
+    }
+
     /// A word for the kind of error, for counting.
     pub(crate) fn code(&self) -> &'static str {
         self.code.unwrap_or(self.kind)
@@ -197,7 +203,9 @@ impl From<RequestError> for ApiError {
         };
         let invalid = Self::invalid(error.to_string());
         let param = match error {
-            RequestError::PromptTooLong { .. } => return invalid.with_code("context_length_exceeded"),
+            RequestError::PromptTooLong { .. } => {
+                return Self { param: Some("prompt".into()), ..invalid.with_code("context_length_exceeded") };
+            }
             RequestError::Params(error) => error.field,
             RequestError::Choices { .. } => "n",
             RequestError::EmptyPrompt | RequestError::UnknownToken { .. } => "prompt",

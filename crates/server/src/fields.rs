@@ -17,12 +17,20 @@ use crate::app::App;
 use crate::error::ApiError;
 
 /// Fields that clients send and that change nothing in the text: who asks, what is stored, how requests are routed and
-/// billed, what is cached or loaded, hints that make an answer come sooner.
-pub(crate) const WITHOUT_EFFECT: [&str; 15] = [
+/// billed, what is cached or loaded, hints that make an answer come sooner; and how samplers of other servers would work
+/// if they were on, which is refused by another field.
+pub(crate) const WITHOUT_EFFECT: [&str; 23] = [
     "cache_prompt",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
     "id_slot",
     "keep_alive",
     "metadata",
+    "mirostat_eta",
+    "mirostat_tau",
     "mm_processor_kwargs",
     "parallel_tool_calls",
     "prompt_cache_key",
@@ -34,6 +42,7 @@ pub(crate) const WITHOUT_EFFECT: [&str; 15] = [
     "store",
     "timings_per_token",
     "user",
+    "xtc_threshold",
 ];
 
 /// Whether a field, known or not supported, asks for nothing with this value.
@@ -46,11 +55,16 @@ fn says_nothing(name: &str, value: &Value) -> bool {
         "allowed_token_ids"
         | "bad_words"
         | "early_stopping"
+        | "echo"
+        | "kv_transfer_params"
         | "logits_processors"
         | "lora"
         | "post_sampling_probs"
         | "return_tokens"
-        | "return_tokens_as_token_ids" => is_off(value),
+        | "return_tokens_as_token_ids"
+        | "vllm_xargs" => is_off(value),
+        "detokenize" | "include_reasoning" => value == true,
+        "reasoning_format" => value == "none",
         "grammar" => value == "",
         "verbosity" => value == "medium",
         _ => value.is_null() || WITHOUT_EFFECT.contains(&name),
@@ -68,6 +82,11 @@ impl Fields {
     pub(crate) fn parse(body: &Bytes) -> Result<Self, ApiError> {
         let parsed: Result<Object, _> = serde_json::from_slice(body);
         parsed.map(|Object(map)| Self(map)).map_err(|error| ApiError::invalid(format!("the body is refused: {error}")))
+    }
+
+    /// Whether a field is there that nobody has taken.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// Takes a field of any type.

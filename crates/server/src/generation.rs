@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use engine::batch::{Event, Handle, RequestId, Submission, SubmitError};
-use engine::{Delta, FinishReason};
+use engine::{Delta, FinishReason, Request, SamplingParams};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -131,6 +131,9 @@ impl Generation {
 
     fn submit(&mut self, app: &App, prompt: Vec<u32>, asked: &Asked, sender: Sender<Event>) -> Result<(), ApiError> {
         self.tokens.prompt += prompt.len();
+        if asked.params.max_tokens == Some(0) {
+            return self.end_at_once(app, &prompt, asked, &sender);
+        }
         let submission = Submission {
             prompt,
             params: asked.params.clone(),
@@ -160,6 +163,28 @@ impl Generation {
                 Err(error)
             }
         }
+    }
+
+    /// Ends the choices of a prompt that nothing is to be added to, if it could be continued.
+    fn end_at_once(
+        &mut self,
+        app: &App,
+        prompt: &[u32],
+        asked: &Asked,
+        sender: &Sender<Event>,
+    ) -> Result<(), ApiError> {
+        let params = SamplingParams { max_tokens: Some(1), ..asked.params.clone() };
+        let request = Request::new(prompt, params, 0, self.handle.limits(), &app.served.tokenizer);
+        let usage = request.inspect_err(|_| self.failed = true)?.usage();
+        let mut watch = Watch::start(Arc::clone(&app.metrics), asked.n);
+        for choice in 0..asked.n {
+            let event = |choice| Event::Finished { choice, reason: FinishReason::Length, usage };
+            watch.see(&event(choice));
+            // There is room for the end of every choice, and the receiver is ours.
+            let _ = sender.try_send(event(self.open as u32 + choice));
+        }
+        self.open += asked.n as usize;
+        Ok(())
     }
 
     /// The next event, or `None` when all choices have ended or one has failed.

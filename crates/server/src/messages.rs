@@ -15,7 +15,8 @@ pub(crate) fn clean(index: usize, message: Value) -> Result<Value, ApiError> {
     let Value::Object(mut message) = message else {
         return Err(ApiError::field("messages", format!("messages[{index}] must be an object")));
     };
-    message.retain(|_, value| !value.is_null());
+    // Hints to servers that cache only what they are told to.
+    message.retain(|name, value| !value.is_null() && name != "cache_control");
     let role = match message.remove("role") {
         // OpenAI's newer name; models know the older one.
         Some(Value::String(role)) if role == "developer" => "system".to_owned(),

@@ -12,7 +12,7 @@ use crate::fields::{Fields, is_off};
 use crate::grammars::Wanted;
 use crate::response_format;
 
-/// Choices that one request may ask for.
+/// Choices that one request may ask for, however many the engine would take.
 const MAX_CHOICES: usize = 128;
 
 /// What a request asks for besides its prompt.
@@ -28,21 +28,24 @@ pub(crate) struct Asked {
     pub(crate) cache_salt: Option<String>,
     pub(crate) priority: i32,
     pub(crate) drafting: Drafting,
+    /// What the choices of each prompt begin with; none: with nothing.
+    pub(crate) leads: Vec<String>,
     /// The form that the answer must have, still to be compiled.
     pub(crate) form: Option<Wanted>,
     /// The answer may hold calls of tools, in this form.
     pub(crate) calls: Option<ToolFormat>,
 }
 
-/// Takes the shared fields. Temperature is 1 and the seed random where the client says nothing, as OpenAI has it.
+/// Takes the shared fields, with at most `max_choices` choices. Temperature is 1 and the seed random where the client says nothing, as OpenAI has it.
 ///
 /// # Errors
 /// 400 for a value of the wrong type, and for one that asks for what is not supported.
-pub(crate) fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
+pub(crate) fn take(fields: &mut Fields, max_choices: usize) -> Result<Asked, ApiError> {
     refuse_unsupported(fields)?;
     let n = fields.count("n")?.unwrap_or(1);
-    if !(1..=MAX_CHOICES).contains(&n) {
-        return Err(ApiError::field("n", format!("n is {n}; it must be from 1 to {MAX_CHOICES}")));
+    let most = max_choices.min(MAX_CHOICES);
+    if !(1..=most).contains(&n) {
+        return Err(ApiError::field("n", format!("n is {n}; it must be from 1 to {most}")));
     }
     let stream = fields.flag("stream")?.unwrap_or(false);
     let include_usage = stream_options(fields, stream)?;
@@ -56,6 +59,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
             .take("priority", "a whole number of 32 bits", |value| value.as_i64()?.try_into().ok())?
             .unwrap_or(0),
         drafting: drafting::take(fields)?,
+        leads: Vec::new(),
         form: response_format::take(fields)?,
         calls: None,
     })
@@ -77,13 +81,27 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         seed: fields.take("seed", "a whole number of 64 bits", seed)?.unwrap_or_else(fresh_seed),
         stop: fields.take("stop", "a string or a list of strings", texts)?.unwrap_or_default(),
         stop_tokens: fields.tokens("stop_token_ids")?.unwrap_or_default(),
-        max_tokens: fields.count("max_tokens")?,
+        max_tokens: limit(fields, "max_tokens")?,
         min_tokens: fields.count("min_tokens")?.unwrap_or(0),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         logprobs: None,
         skip_special_tokens: fields.flag("skip_special_tokens")?.unwrap_or(true),
         grammar: None,
     })
+}
+
+/// The most tokens of an answer. −1 is how some clients say "as many as fit".
+pub(crate) fn limit(fields: &mut Fields, name: &str) -> Result<Option<usize>, ApiError> {
+    let limit = |n: i64| match n {
+        -1 => Ok(usize::MAX),
+        _ => n.try_into().map_err(|_| no_limit(name, n)),
+    };
+    fields.take(name, "a whole number", Value::as_i64)?.map(limit).transpose()
+}
+
+/// What a limit must be.
+pub(crate) fn no_limit(name: &str, n: i64) -> ApiError {
+    ApiError::field(name, format!("{name} is {n}; it must be at least 1, or -1 for as many tokens as fit"))
 }
 
 fn top_k(k: i64) -> Result<usize, ApiError> {
@@ -154,7 +172,7 @@ mod tests {
 
     fn asked(body: &Value) -> Result<Asked, ApiError> {
         let mut fields = Fields::parse(&Bytes::from(body.to_string()))?;
-        let asked = take(&mut fields)?;
+        let asked = take(&mut fields, 3)?;
         fields.finish().map(|()| asked)
     }
 
@@ -197,7 +215,10 @@ mod tests {
         asked(&json!({
             "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "seed": null,
             "response_format": {"type": "text"}, "modalities": ["text"], "unheard_of": null, "guided_json": null,
-            "structured_outputs": {}, "functions": [],
+            "structured_outputs": {}, "functions": [], "echo": false, "detokenize": true, "include_reasoning": true,
+            "reasoning_format": "none", "vllm_xargs": {}, "dynatemp_range": 0, "dynatemp_exponent": 1,
+            "xtc_probability": 0, "xtc_threshold": 0.1, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2,
+            "dry_penalty_last_n": -1, "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
         }))
         .unwrap();
     }
@@ -216,6 +237,10 @@ mod tests {
             ("modalities", json!(["text", "audio"])),
             ("reasoning_effort", json!("high")),
             ("use_beam_search", json!(true)),
+            ("dry_multiplier", json!(0.8)),
+            ("mirostat", json!(2)),
+            ("reasoning_format", json!("deepseek")),
+            ("include_reasoning", json!(false)),
             ("unheard_of", json!(false)),
         ] {
             let error = refused(&json!({ field: value }));
@@ -227,12 +252,14 @@ mod tests {
     fn a_value_of_the_wrong_type_is_named() {
         for (field, value) in [
             ("n", json!(0)),
+            ("n", json!(4)),
             ("n", json!(1.5)),
             ("temperature", json!("hot")),
             ("stop", json!([1])),
             ("logit_bias", json!({"x": 1})),
             ("top_k", json!(-2)),
-            ("max_tokens", json!(-1)),
+            ("max_tokens", json!(-2)),
+            ("max_tokens", json!(1.5)),
             ("stream", json!("yes")),
             ("seed", json!(1.5)),
             ("stream_options", json!({"include_usage": true})),

@@ -40,7 +40,8 @@ pub(crate) async fn answer(
     let choices = prompts.len() * asked.n as usize;
     let lossy = drafting::lossy(&asked.drafting, asked.params.temperature).filter(|_| app.served.handle.drafts());
     let options = ShapeOptions { include_usage: asked.include_usage, calls: asked.calls, lossy };
-    let shape = Shape::new(kind, &record.id, model, app.served.tokenizer.clone(), choices, options);
+    let mut shape = Shape::new(kind, &record.id, model, app.served.tokenizer.clone(), choices, options);
+    shape.lead(&asked.leads);
     let generation = Generation::start(app, prompts, asked, record)?;
     if asked.stream { Ok(stream(generation, shape, app.config.keep_alive)) } else { whole(generation, shape).await }
 }

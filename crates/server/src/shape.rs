@@ -33,6 +33,8 @@ pub(crate) struct ShapeOptions {
 /// A choice as far as it has come.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
+    /// Comes before its first token's text.
+    lead: String,
     text: String,
     /// Reads the text, where it may hold calls.
     calls: Option<Calls>,
@@ -82,6 +84,13 @@ impl Shape {
         let choices = (0..choices).map(choice).collect();
         let id = format!("{prefix}-{request_id}");
         Self { kind, id, created: unix_time(), model, tokenizer, choices, include_usage, lossy }
+    }
+
+    /// Lets the choices of each prompt begin with a text.
+    pub(crate) fn lead(&mut self, prompts: &[String]) {
+        let n = self.choices.len() / prompts.len().max(1);
+        let leads = prompts.iter().flat_map(|lead| std::iter::repeat_n(lead, n));
+        self.choices.iter_mut().zip(leads).for_each(|(choice, lead)| choice.lead.clone_from(lead));
     }
 
     /// Takes in a token, for [`Shape::whole`].
@@ -213,8 +222,11 @@ impl Read {
 impl Choice {
     /// Takes in a token's text. Calls go to `tool_calls` as well.
     fn read(&mut self, text: &str) -> Read {
-        let Some(calls) = &mut self.calls else { return Read { content: text.to_owned(), ..Read::default() } };
-        let mut read = Read::default();
+        let mut read = Read { content: std::mem::take(&mut self.lead), ..Read::default() };
+        let Some(calls) = &mut self.calls else {
+            read.content.push_str(text);
+            return read;
+        };
         for part in calls.push(text) {
             match part {
                 Part::Text(text) => read.content.push_str(&text),
@@ -254,8 +266,10 @@ impl Choice {
 
     /// What was held back of the text, and why the choice ends in OpenAI's words.
     fn close(&mut self, reason: &'static str) -> (String, &'static str) {
-        let Some(calls) = &mut self.calls else { return (String::new(), reason) };
-        let rest = calls.finish().unwrap_or_default();
+        // Still there if no token came.
+        let lead = std::mem::take(&mut self.lead);
+        let Some(calls) = &mut self.calls else { return (lead, reason) };
+        let rest = lead + &calls.finish().unwrap_or_default();
         (rest, if reason == "stop" && calls.complete() { "tool_calls" } else { reason })
     }
 

@@ -19,6 +19,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     let served = app.served.clone();
     let tokens = match fields.text("prompt")? {
         Some(prompt) => {
+            fields.only("messages", |_| false, "prompt is given too; give one of them")?;
             let as_prompt = fields.flag("add_special_tokens")?.unwrap_or(true);
             fields.finish()?;
             let encode = move || match as_prompt {
@@ -28,6 +29,9 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
             let tokens = tokio::task::spawn_blocking(encode).await;
             let tokens = tokens.map_err(|error| ApiError::failed(error.to_string()))?;
             tokens.map_err(|error| ApiError::field("prompt", error.to_string()))?
+        }
+        None if !fields.has("messages") => {
+            return Err(ApiError::field("prompt", "prompt or messages is missing"));
         }
         None => {
             let conversation = Conversation::take(&mut fields)?;

@@ -167,3 +167,58 @@ async fn parts_of_text_are_one_text() {
     assert_eq!((&answer["count"], &answer["max_model_len"]), (&json!(3), &json!(CONTEXT)));
     assert_eq!(answer["token_strs"][0], "<0x48>");
 }
+
+#[tokio::test]
+async fn an_echo_is_the_prompt_and_what_follows_it() {
+    let fixture = Fixture::new();
+    let of = |more: Value| {
+        let mut body = plain(json!({ "n": 2, "temperature": 1 }));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let texts = |answer: &Value| -> Vec<String> {
+        answer["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap().into()).collect()
+    };
+    let prompts = json!(["Once", "Twice"]);
+    let bare = fixture.post("/v1/completions", of(json!({ "prompt": prompts }))).await.ok();
+    let leads = ["Once", "Once", "Twice", "Twice"];
+    let want: Vec<String> = leads.iter().zip(texts(&bare)).map(|(lead, text)| format!("{lead}{text}")).collect();
+    let echoed = fixture.post("/v1/completions", of(json!({ "prompt": prompts, "echo": true }))).await.ok();
+    assert_eq!((texts(&echoed), &echoed["usage"]), (want.clone(), &bare["usage"]));
+    let stream = of(json!({ "prompt": prompts, "echo": true, "stream": true }));
+    let events = fixture.post("/v1/completions", stream).await.events();
+    assert_eq!(assembled(&events, 4).into_iter().map(|(text, _)| text).collect::<Vec<_>>(), want);
+
+    // Nothing but the prompt, from a text and from tokens.
+    for prompt in [json!("Twice"), json!([84, 119, 105, 99, 101])] {
+        let nothing = json!({ "prompt": prompt, "echo": true, "max_tokens": 0 });
+        let answer = fixture.post("/v1/completions", of(nothing.clone())).await.ok();
+        assert_eq!(texts(&answer), ["Twice", "Twice"]);
+        assert_eq!(answer["choices"][1]["finish_reason"], "length");
+        assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["total_tokens"]), (&json!(5), &json!(5)));
+        let mut stream = of(nothing);
+        stream["stream"] = true.into();
+        let events = fixture.post("/v1/completions", stream).await.events();
+        assert_eq!(assembled(&events, 2), [("Twice".into(), json!("length")), ("Twice".into(), json!("length"))]);
+    }
+}
+
+#[tokio::test]
+async fn hints_about_caching_and_what_templates_do_anyway_change_nothing() {
+    let fixture = Fixture::new();
+    let answer = async |more: Value| fixture.post("/v1/chat/completions", chat(more)).await.ok()["choices"].clone();
+    let part = json!({ "type": "text", "text": "Hi", "cache_control": { "type": "ephemeral" } });
+    let message = json!({ "role": "user", "content": [part], "cache_control": { "type": "ephemeral" } });
+    let hints = json!({ "messages": [message], "add_special_tokens": false });
+    assert_eq!(answer(hints).await, answer(json!({})).await);
+}
+
+#[tokio::test]
+async fn a_limit_of_minus_one_is_the_context() {
+    let fixture = Fixture::new();
+    let answer = fixture.post("/v1/completions", plain(json!({ "max_tokens": -1 }))).await.ok();
+    assert_eq!(answer["usage"]["total_tokens"], CONTEXT);
+    let more = json!({ "max_tokens": null, "max_completion_tokens": -1 });
+    let answer = fixture.post("/v1/chat/completions", chat(more)).await.ok();
+    assert_eq!(answer["usage"]["total_tokens"], CONTEXT);
+}

@@ -71,6 +71,19 @@ async fn figures_count_what_was_done() {
         assert!(text.body.lines().any(|found| found == line), "{line} in\n{}", text.body);
     }
     assert!(text.body.ends_with("# EOF\n"));
+    let figure = |name: &str| -> f64 {
+        let line = text.body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} in\n{}", text.body)).parse().unwrap()
+    };
+    // The prompt's rows, and one for each choice in the six steps after it; all its steps are in the last bucket.
+    assert_eq!(figure("foretoken_step_rows_sum"), 4.0 + 12.0);
+    for (name, first) in [("rows", "2.0"), ("seconds", "8.192")] {
+        let steps = figure(&format!("foretoken_step_{name}_count"));
+        assert_eq!(steps, 7.0);
+        assert_eq!(figure(&format!("foretoken_step_{name}_bucket{{le=\"+Inf\"}}")), steps);
+        assert!(figure(&format!("foretoken_step_{name}_bucket{{le=\"{first}\"}}")) >= 6.0, "{}", text.body);
+    }
+    assert!(figure("foretoken_step_seconds_sum") > 0.0);
 }
 
 #[tokio::test]

@@ -37,7 +37,7 @@ async fn fields_that_would_change_the_output_are_refused_by_name() {
         let error = fixture.post("/v1/chat/completions", with(field, value)).await.error(400);
         assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!("unsupported_parameter")), "{error}");
     }
-    for (field, value) in [("echo", json!(true)), ("suffix", json!("x")), ("best_of", json!(2)), ("tools", json!([1]))]
+    for (field, value) in [("echo", json!("yes")), ("suffix", json!("x")), ("best_of", json!(2)), ("tools", json!([1]))]
     {
         let error = fixture.post("/v1/completions", json!({ "prompt": "a", field: value })).await.error(400);
         assert_eq!(error["param"], field);
@@ -61,12 +61,66 @@ async fn values_out_of_range_are_refused() {
         assert_eq!(error["type"], "invalid_request_error");
         assert!(error["message"].as_str().unwrap().contains(field), "{error}");
     }
+    for n in [33, 1000] {
+        let error = fixture.post("/v1/chat/completions", with("n", json!(n))).await.error(400);
+        assert_eq!(error["message"], format!("n is {n}; it must be from 1 to 32"), "as many as run at once");
+    }
     let error = fixture.post("/v1/chat/completions", with("stop_token_ids", json!([256]))).await.error(400);
     assert_eq!(error["param"], "stop_token_ids", "the client's name of it");
-    let error = fixture.post("/v1/completions", json!({ "prompt": "x".repeat(CONTEXT) })).await.error(400);
-    assert_eq!(error["code"], "context_length_exceeded");
+    let long = "x".repeat(CONTEXT);
+    let chat = with("messages", json!([{"role": "user", "content": long}]));
+    for (path, body, param) in
+        [("/v1/completions", json!({ "prompt": long }), "prompt"), ("/v1/chat/completions", chat, "messages")]
+    {
+        let error = fixture.post(path, body).await.error(400);
+        assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("shorten the prompt by at least "), "{error}");
+    }
     fixture.post("/v1/completions", json!({ "prompt": [100_000] })).await.error(400);
     fixture.post("/v1/completions", json!({ "prompt": "" })).await.error(400);
+}
+
+#[tokio::test]
+async fn what_is_to_be_tokenized_is_given_once() {
+    let fixture = Fixture::new();
+    let error = fixture.post("/tokenize", json!({ "model": null })).await.error(400);
+    assert_eq!((&error["param"], &error["message"]), (&json!("prompt"), &json!("prompt or messages is missing")));
+    let mut both = hello();
+    both["prompt"] = "Hi".into();
+    both.as_object_mut().unwrap().retain(|name, _| name != "max_tokens");
+    let error = fixture.post("/tokenize", both).await.error(400);
+    assert_eq!(error["message"], "messages: prompt is given too; give one of them");
+}
+
+#[tokio::test]
+async fn no_tokens_at_all_are_refused_but_with_echo() {
+    let fixture = Fixture::new();
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let mut body = with(field, json!(0));
+        body.as_object_mut().unwrap().retain(|name, _| name != "max_tokens" || field == "max_tokens");
+        let error = fixture.post("/v1/chat/completions", body).await.error(400);
+        assert_eq!(error["param"], field);
+        assert!(error["message"].as_str().unwrap().contains("at least 1"), "{error}");
+    }
+    let long = "x".repeat(CONTEXT);
+    for (body, param) in [
+        (json!({ "max_tokens": 0 }), "max_tokens"),
+        (json!({ "max_tokens": 0, "echo": false }), "max_tokens"),
+        (json!({ "max_tokens": -2, "echo": true }), "max_tokens"),
+        (json!({ "max_tokens": 0, "echo": true, "min_tokens": 1 }), "min_tokens"),
+        (json!({ "max_tokens": 0, "echo": true, "logprobs": 0 }), "echo"),
+        (json!({ "max_tokens": 0, "echo": true, "prompt": "" }), "prompt"),
+        (json!({ "max_tokens": 0, "echo": true, "prompt": long }), "prompt"),
+        (json!({ "max_tokens": 0, "echo": true, "prompt": [100_000] }), "prompt"),
+        (json!({ "max_tokens": 0, "echo": true, "top_p": 2 }), "top_p"),
+    ] {
+        let mut asked = json!({ "prompt": "a" });
+        asked.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        assert_eq!(fixture.post("/v1/completions", asked).await.error(400)["param"], param, "{body}");
+    }
+    let small = Fixture::with(ServerConfig { body_limit: 100, ..ServerConfig::default() }, 8);
+    let body = json!({ "prompt": "sixteen letters!", "echo": true, "max_tokens": 0, "n": 7 });
+    assert_eq!(small.post("/v1/completions", body).await.error(400)["param"], "echo");
 }
 
 #[tokio::test]

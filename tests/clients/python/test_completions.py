@@ -26,6 +26,14 @@ def test_a_text_is_continued(complete, server):
     assert free.usage.completion_tokens == 16
 
 
+def test_a_prompt_comes_back(complete, server):
+    text = complete().choices[0].text
+    assert complete(echo=True).choices[0].text == "Once upon a time" + text
+    nothing = complete(prompt=tokens_of(server, "Once upon a time"), echo=True, max_tokens=0)
+    assert (nothing.choices[0].text, nothing.choices[0].finish_reason) == ("Once upon a time", "length")
+    assert nothing.usage.completion_tokens == 0
+
+
 def test_tokens_are_continued_like_their_text(complete, server):
     tokens = tokens_of(server, "Once upon a time")
     assert complete(prompt=tokens).choices[0].text == complete().choices[0].text

@@ -44,7 +44,7 @@ def test_answers_together_are_the_answers_alone(server):
         assert len(first[0]) == 8 + 2 * i
         assert first == second, f"request {i}"
     after = server.wait_idle()
-    steps = after["foretoken_steps_total"] - before["foretoken_steps_total"]
+    steps = after["foretoken_step_rows_count"] - before["foretoken_step_rows_count"]
     longest = max(8 + 2 * i for i in range(ASKED))
     one_by_one = sum(8 + 2 * i for i in range(ASKED))
     assert steps < one_by_one + longest * ASKED / 2, "they were not answered together"

@@ -1,4 +1,4 @@
-//! What became of drafts, counted.
+//! What became of drafts and how large steps were, counted.
 
 use spec::{Accepted, Tree};
 
@@ -6,6 +6,30 @@ use super::verify::counted;
 
 /// Distances from the anchor that are counted apart; further ones count with the last.
 pub const DRAFT_POSITIONS: usize = 16;
+
+/// Seconds that [`StepCounts::by_seconds`] tells apart.
+pub const STEP_SECONDS: [f64; 14] =
+    [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192];
+
+/// Rows that [`StepCounts::by_rows`] tells apart.
+pub const STEP_ROWS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+
+/// Steps by their size. A mean would hide the one step in a hundred that everybody waits for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepCounts {
+    /// Steps that took as long as the place in [`STEP_SECONDS`] says or less, and longer than the one before it says; the
+    /// last: longer than all.
+    pub by_seconds: [u64; STEP_SECONDS.len() + 1],
+    /// The same by rows and [`STEP_ROWS`].
+    pub by_rows: [u64; STEP_ROWS.len() + 1],
+}
+
+impl StepCounts {
+    pub(super) fn count(&mut self, seconds: f64, rows: usize) {
+        self.by_seconds[STEP_SECONDS.partition_point(|&bound| bound < seconds)] += 1;
+        self.by_rows[STEP_ROWS.partition_point(|&bound| bound < rows as f64)] += 1;
+    }
+}
 
 /// Why a request that decoded had no draft checked in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,5 +136,20 @@ impl DraftCounts {
         self.judged += 1;
         self.expected += confidence;
         self.squared_error += (confidence - f64::from(u8::from(stands))).powi(2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_counts_where_it_fits() {
+        let mut counts = StepCounts::default();
+        [(0.0, 1), (0.001, 2), (0.0011, 3), (8.2, 1024), (f64::INFINITY, 1025)]
+            .into_iter()
+            .for_each(|(seconds, rows)| counts.count(seconds, rows));
+        assert_eq!((counts.by_seconds[..2].to_vec(), counts.by_seconds[14]), (vec![2, 1], 2));
+        assert_eq!((counts.by_rows[..3].to_vec(), counts.by_rows[10..].to_vec()), (vec![1, 1, 1], vec![1, 1]));
     }
 }

@@ -17,7 +17,7 @@ mod speculate;
 mod step;
 mod verify;
 
-pub use counts::{DRAFT_POSITIONS, DraftCounts, Reason};
+pub use counts::{DRAFT_POSITIONS, DraftCounts, Reason, STEP_ROWS, STEP_SECONDS, StepCounts};
 pub use service::{Handle, Service, Sink};
 pub use speculate::{Check, Speculation};
 pub(crate) use step::{Batch, BatchOptions, Outcome};
@@ -160,6 +160,8 @@ pub struct Stats {
     pub rows: u64,
     /// Seconds that they took.
     pub step_seconds: f64,
+    /// Them by their seconds and their rows.
+    pub step_counts: StepCounts,
     /// Of these, seconds that drafters took, and the decision what is checked.
     pub propose_seconds: f64,
     /// Seconds that forwards of the target took.

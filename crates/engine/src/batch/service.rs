@@ -190,6 +190,11 @@ impl Handle {
         &self.shared.limits
     }
 
+    /// Choices that a request may ask for.
+    pub fn max_choices(&self) -> usize {
+        self.shared.max_running
+    }
+
     /// Whether anything drafts.
     pub fn drafts(&self) -> bool {
         self.shared.drafts

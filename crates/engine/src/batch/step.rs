@@ -153,13 +153,15 @@ impl Batch {
             self.settle();
             self.collect();
             self.sweep();
+            let seconds = start.elapsed().as_secs_f64();
             self.counters.steps += 1;
             self.counters.rows += rows as u64;
+            self.counters.step_seconds += seconds;
+            self.counters.step_counts.count(seconds, rows);
             if let Some(budget) = self.counters.drafts.budget(&drafts) {
                 self.counters.draft_budget += (budget - self.counters.draft_budget) / RECENT_STEPS;
             }
         }
-        self.counters.step_seconds += start.elapsed().as_secs_f64();
         Ok(())
     }
 

@@ -5,9 +5,10 @@
 
 use std::fmt;
 
-use engine::batch::{DraftCounts, Handle, Reason, Stats};
+use engine::batch::{DraftCounts, Handle, Reason, STEP_ROWS, STEP_SECONDS, Stats};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
@@ -31,6 +32,7 @@ impl Collector for EngineFigures {
         let stats = self.0.stats();
         gauges(&stats).into_iter().try_for_each(|figure| gauge(&mut encoder, figure))?;
         counters(&stats).into_iter().try_for_each(|figure| counter(&mut encoder, figure))?;
+        histograms(&mut encoder, &stats)?;
         if !self.0.drafts() {
             return Ok(());
         }
@@ -77,6 +79,21 @@ fn labelled(encoder: &mut DescriptorEncoder<'_>, (name, help, label, values): La
     })
 }
 
+/// The engine's steps by their time and their rows.
+fn histograms(encoder: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
+    let mut histogram = |(name, help, sum): Figure, bounds: &[f64], counts: &[u64]| {
+        let bounds = bounds.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        encoder.encode_histogram::<NoLabelSet>(sum, stats.steps, &buckets, None)
+    };
+    let seconds = ("foretoken_step_seconds", "Time of a step: a forward of the target and all that is done around it");
+    let rows = ("foretoken_step_rows", "Rows of a step: tokens that its forward computed");
+    let counts = &stats.step_counts;
+    histogram((seconds.0, seconds.1, stats.step_seconds), &STEP_SECONDS, &counts.by_seconds)?;
+    histogram((rows.0, rows.1, stats.rows as f64), &STEP_ROWS, &counts.by_rows)
+}
+
 /// The `vllm:` names are what gateways and load balancers look for.
 fn gauges(stats: &Stats) -> [Figure; 8] {
     let (running, waiting) = (stats.running as f64, stats.waiting as f64);
@@ -93,17 +110,18 @@ fn gauges(stats: &Stats) -> [Figure; 8] {
     ]
 }
 
-fn counters(stats: &Stats) -> [Figure; 9] {
+fn counters(stats: &Stats) -> [Figure; 6] {
     [
         ("foretoken_prompt_tokens", "Tokens of the prompts taken in", stats.prompt_tokens as f64),
         ("foretoken_cached_prompt_tokens", "Of these, found in the prefix cache", stats.cached_prompt_tokens as f64),
         ("foretoken_generation_tokens", "Tokens committed", stats.generated_tokens as f64),
         ("foretoken_preemptions", "Times that a request gave its pages up", stats.preemptions as f64),
-        ("foretoken_steps", "Forwards of the target", stats.steps as f64),
-        ("foretoken_rows", "Rows of these forwards", stats.rows as f64),
-        ("foretoken_step_seconds", "Time that the steps took", stats.step_seconds),
-        ("foretoken_forward_seconds", "Of it, in forwards of the target", stats.forward_seconds),
-        ("foretoken_commit_seconds", "Of it, choosing, accepting and committing tokens", stats.commit_seconds),
+        ("foretoken_forward_seconds", "Of foretoken_step_seconds, in forwards of the target", stats.forward_seconds),
+        (
+            "foretoken_commit_seconds",
+            "Of foretoken_step_seconds, choosing, accepting and committing tokens",
+            stats.commit_seconds,
+        ),
     ]
 }
 

@@ -71,8 +71,8 @@ export const SECTIONS = [
   {
     title: "Steps",
     figures: [
-      { label: "time", unit: "ms", ...each("foretoken_step_seconds_total", "foretoken_steps_total", 1000) },
-      { label: "rows", unit: "/step", ...each("foretoken_rows_total", "foretoken_steps_total") },
+      { label: "time", unit: "ms", ...each("foretoken_step_seconds_sum", "foretoken_step_seconds_count", 1000) },
+      { label: "rows", unit: "/step", ...each("foretoken_step_rows_sum", "foretoken_step_rows_count") },
     ],
   },
   {
@@ -129,7 +129,7 @@ export const SECTIONS = [
         label: "time that drafting takes",
         unit: "%",
         plain: true,
-        ...each("foretoken_propose_seconds_total", "foretoken_step_seconds_total", 100),
+        ...each("foretoken_propose_seconds_total", "foretoken_step_seconds_sum", 100),
       },
     ],
   },
