@@ -139,13 +139,16 @@ impl Auto {
         let answers = rated.propose(round, &some, self.steps, &mut self.clock);
         let answers = answers.inspect_err(|_| some.iter().for_each(|ask| rated.said(ask, None, worth)))?;
         for ((ask, index), answer) in some.iter().zip(asked).zip(answers) {
-            if answer != Err(Silence::Behind) {
-                rated.said(ask, answer.as_ref().ok().map(Proposal::tree), worth);
-            }
             match answer {
-                Err(reason) => found[index].silent(reason),
-                Ok(proposal) => {
-                    let proposal = rated.correct(ask.key, &proposal);
+                Err(reason) => {
+                    if reason != Silence::Behind {
+                        rated.said(ask, None, worth);
+                    }
+                    found[index].silent(reason);
+                }
+                Ok(said) => {
+                    let proposal = rated.correct(ask.key, &said);
+                    rated.said(ask, Some((said.tree(), &proposal)), worth);
                     let gain = rated.gain(&proposal, worth, ask.choose.draws());
                     if found[index].best.as_ref().is_none_or(|best| gain > best.gain) {
                         found[index].best = Some(Best { proposal, drafter, gain });

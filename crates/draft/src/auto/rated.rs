@@ -116,8 +116,12 @@ struct Open {
     /// The place in the text of what comes after `node`.
     next: usize,
     node: usize,
-    /// What checking a draft cost, in drafts that stand.
-    row: f64,
+    /// Which nodes are worth checking, as far as anybody could tell.
+    worthy: Vec<bool>,
+    /// Nodes worth checking that stood.
+    stood: usize,
+    /// What checking all that are worth it costs, in drafts that stand.
+    cost: f64,
 }
 
 impl Rated {
@@ -269,17 +273,22 @@ impl Rated {
         answers
     }
 
-    /// Notes what was said of a request, to be compared with the text to come; `None`: nothing was, though the drafter
-    /// has read all of it.
-    pub(super) fn said(&mut self, ask: &Ask<'_>, said: Option<&Tree>, worth: Worth) {
+    /// Notes what was said of a request, and what it is after correction, to be compared with the text to come; `None`:
+    /// nothing was, though the drafter has read all of it.
+    pub(super) fn said(&mut self, ask: &Ask<'_>, said: Option<(&Tree, &Proposal)>, worth: Worth) {
         let Some(request) = self.requests.get_mut(&ask.key) else { return };
         match said {
-            Some(tree) => {
+            Some((tree, corrected)) => {
                 if request.open.len() == MAX_OPEN {
                     request.open.remove(0);
                 }
                 let row = worth.row / worth.draft;
-                request.open.push(Open { tree: tree.clone(), next: ask.tokens.len(), node: 0, row });
+                let survivals = corrected.tree().survivals();
+                let is_worthy = |node: usize| corrected.is_draft(node) && survivals[node] > row;
+                let worthy: Vec<bool> = (0..tree.len()).map(is_worthy).collect();
+                let cost = row * worthy.iter().filter(|&&worthy| worthy).count() as f64;
+                let (tree, next) = (tree.clone(), ask.tokens.len());
+                request.open.push(Open { tree, next, node: 0, worthy, stood: 0, cost });
             }
             None => {
                 request.brings.add(0.0);
@@ -307,6 +316,7 @@ impl Rated {
                 }
                 let Some(child) = open.tree.child(open.node, token) else { break };
                 (open.node, open.next) = (child, open.next + 1);
+                open.stood += usize::from(open.worthy[child]);
             }
             let goes_on = open.next >= tokens.len() && open.tree.children(open.node).next().is_some();
             if !goes_on {
@@ -314,8 +324,8 @@ impl Rated {
                 if stood > 0.0 {
                     self.run.add(stood);
                 }
-                // One that did not stand was checked as well.
-                let brought = (stood - (stood + 1.0) * open.row).max(0.0);
+                // What nobody would have checked neither brings nor costs anything.
+                let brought = open.stood as f64 - open.cost;
                 brings.add(brought);
                 self.brings.add(brought);
             }

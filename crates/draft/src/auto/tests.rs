@@ -323,12 +323,36 @@ fn how_sure_a_drafter_is_tells_more_than_it_says() {
     for i in 0..2000 {
         rated.propose(&mut round, &[ask(i, &[9], &Greedy)], i, &mut || 0.0).unwrap();
         let (said, stands) = if i % 2 == 0 { (0.8, i % 20 != 0) } else { (0.6, i % 20 == 1) };
-        rated.said(&ask(i, &[9], &Greedy), Some(draft(said).tree()), worth);
+        let said = draft(said);
+        rated.said(&ask(i, &[9], &Greedy), Some((said.tree(), &said)), worth);
         rated.finished(key(i), &[9, if stands { 1 } else { 2 }], 1);
     }
     let corrected = |said| rated.correct(key(9999), &draft(said)).tree().confidences()[1];
     let [sure, unsure] = [0.8, 0.6].map(corrected);
     assert!((sure - 0.9).abs() < 0.05 && (unsure - 0.1).abs() < 0.05, "{sure} and {unsure}");
+}
+
+#[test]
+fn what_is_checked_in_vain_is_a_cost() {
+    // Each draft stands in 4 of 10, which is worth its row: it brings 0.4 less 0.2, and takes more or less than that.
+    for (seconds, pays) in [(0.25, false), (0.15, true)] {
+        let mut rated = Rated::new(Box::new(Parrot::new(1, &Clock::default(), 0.0)));
+        let worth = Worth { draft: 1.0, row: 0.2 };
+        let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
+        let unread = &mut Unread::default();
+        let mut round = Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.2, unread };
+        let (said, mut now) = (crate::chain(9, [(1, 0.4)]).unwrap(), 0.0);
+        for i in 0..300 {
+            let mut clock = || {
+                now += seconds;
+                now
+            };
+            rated.propose(&mut round, &[ask(i, &[9], &Greedy)], i, &mut clock).unwrap();
+            rated.said(&ask(i, &[9], &Greedy), Some((said.tree(), &said)), worth);
+            rated.finished(key(i), &[9, if i % 5 < 2 { 1 } else { 2 }], 1);
+        }
+        assert_eq!(rated.pays(&ask(999, &[9], &Greedy), Outlook::OPEN, worth, 0.0, 64.0), pays, "{seconds}");
+    }
 }
 
 #[test]
@@ -354,7 +378,7 @@ fn a_probe_earns_its_worth_and_teaches_nothing() {
         // Only the probe's token is ever compared: the draft is of another proposal.
         let mut mere = Proposal::new(9);
         mere.add_probe(0, 2, 0.25, true).unwrap();
-        rated.said(&ask(0, &[9], &Greedy), Some(mere.tree()), worth);
+        rated.said(&ask(0, &[9], &Greedy), Some((mere.tree(), &mere)), worth);
         rated.compare(key(0), &[9, 2]);
     }
     assert!(!rated.correct(key(0), &proposal).is_draft(probe), "it is not held to be a draft for that");
