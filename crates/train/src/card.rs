@@ -72,10 +72,11 @@ fn made_of(shape: &DrafterShape) -> String {
     };
     match shape.layers.len() {
         0 => format!("{name}; from {taps}"),
-        count => format!(
-            "{name}; {count} layers that began as the target's layers {}, from {taps}",
-            written(&shape.layers, ", ")
-        ),
+        1 => format!("{name}; a layer that began as the target's layer {}, from {taps}", shape.layers[0]),
+        count => {
+            let began = written(&shape.layers, ", ");
+            format!("{name}; {count} layers that began as the target's layers {began}, from {taps}")
+        }
     }
 }
 

@@ -107,8 +107,11 @@ impl DrafterShape {
         })
     }
 
-    /// Refuses what the target does not have.
-    fn check(&self, target: &Config) -> Result<(), TrainError> {
+    /// Refuses what the target or the method does not have.
+    ///
+    /// # Errors
+    /// That names the option.
+    pub fn check(&self, target: &Config) -> Result<(), TrainError> {
         let below = |layer: &&usize| **layer >= target.layers;
         for (option, layers) in [("--init-layers", &self.layers), ("--taps", &self.taps)] {
             if let Some(layer) = layers.iter().find(below) {
@@ -120,7 +123,11 @@ impl DrafterShape {
         }
         let (method, allowed) = (self.method.name(), self.method.layers());
         if !allowed.contains(&self.layers.len()) {
-            let problem = format!("is {}: {method} has {} to {}", self.layers.len(), allowed.start(), allowed.end());
+            let (count, most) = (self.layers.len(), allowed.end());
+            let problem = match allowed.start() == most {
+                true => format!("is {count}: {method} has {most}"),
+                false => format!("is {count}: {method} has {} to {most}", allowed.start()),
+            };
             return Err(TrainError::option("--layers", problem));
         }
         if self.method.reads_taps() && self.taps.is_empty() {

@@ -25,8 +25,9 @@ pub struct HeldOut {
     acceptance: Vec<f64>,
     /// For each place how often it is the target's likeliest token.
     agreement: Vec<f64>,
-    /// Sum over rows of the distance between confidence and acceptance.
+    /// Sum over rows of the distance between confidence and acceptance, and of how many rows.
     unsure: f64,
+    confidences: usize,
 }
 
 impl HeldOut {
@@ -50,9 +51,9 @@ impl HeldOut {
         self.agreement.iter().map(|sum| sum / self.rounds.max(1) as f64).collect()
     }
 
-    /// How far confidences are from the truth, in the mean.
-    pub fn confidence_error(&self) -> f64 {
-        self.unsure / (self.rounds * self.acceptance.len()).max(1) as f64
+    /// How far confidences are from the truth, in the mean; `None`: there are none.
+    pub fn confidence_error(&self) -> Option<f64> {
+        (self.confidences > 0).then(|| self.unsure / self.confidences as f64)
     }
 
     fn merge(&mut self, other: &HeldOut) {
@@ -65,6 +66,7 @@ impl HeldOut {
         self.accepted += other.accepted;
         self.agreed += other.agreed;
         self.unsure += other.unsure;
+        self.confidences += other.confidences;
     }
 
     fn add(&mut self, round: &[RowSays]) {
@@ -92,8 +94,10 @@ pub(crate) fn rounds(says: &[RowSays], sure: &[f32], targets: &[RowTarget<'_>], 
         let says = &says[silent..];
         if targets[silent..].iter().all(|target| target.weight > 0.0) {
             sum.add(says);
-            let sure = sure.iter().skip(at * rows + silent).zip(says);
-            sum.unsure += sure.map(|(sure, says)| f64::from((says.acceptance - sure).abs())).sum::<f64>();
+            for (sure, says) in sure.iter().skip(at * rows + silent).zip(says) {
+                sum.unsure += f64::from((says.acceptance - sure).abs());
+                sum.confidences += 1;
+            }
         }
     }
     sum
@@ -133,9 +137,10 @@ mod tests {
         let one = rounds(&says, &[0.5, 1.0, 1.0], &targets, shape);
         assert_eq!((one.rounds, one.tau(), one.greedy_tau()), (1, 2.0, 3.0));
         assert_eq!((one.acceptance(), one.agreement()), (vec![0.5, 0.5, 1.0], vec![1.0, 1.0, 0.0]));
-        assert_eq!(one.confidence_error(), 0.5 / 3.0);
+        assert_eq!(one.confidence_error(), Some(0.5 / 3.0));
         let silent = rounds(&says, &[], &targets, BlockShape { silent: 1, ..shape });
         assert_eq!((silent.rounds, silent.tau(), silent.agreement()), (1, 2.0, vec![1.0, 0.0]));
+        assert_eq!(silent.confidence_error(), None);
         let mut two = HeldOut::default();
         two.merge(&one);
         two.merge(&one);

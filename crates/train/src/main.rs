@@ -170,6 +170,7 @@ fn run(args: &TrainArgs) -> Result<()> {
     std::fs::create_dir_all(&work).with_context(|| format!("cannot make the directory '{}'", work.display()))?;
     let loaded = load()?;
     let shape = args.drafter.shape(&loaded)?;
+    shape.check(loaded.model.config())?;
     let name = loaded.name.clone();
     // The engine that writes texts takes the threads with it.
     let texts = prepare::texts(&args.texts, args.seed, &work, loaded)?;

@@ -75,15 +75,16 @@ impl Shown {
         let percent = |shares: Vec<f64>| -> String {
             shares.iter().map(|share| format!("{:.0}", 100.0 * share)).collect::<Vec<_>>().join(" ")
         };
+        let sure = held_out.confidence_error();
+        let sure = sure.map_or(String::new(), |error| format!(", confidence off by {error:.3}"));
         let line = format!(
-            "step {}, {:.0} min: held out τ {:.3} at temperature 1 (accepted {} %), {:.3} greedy ({} %), confidence off by {:.3}",
+            "step {}, {:.0} min: held out τ {:.3} at temperature 1 (accepted {} %), {:.3} greedy ({} %){sure}",
             trainer.steps(),
             trainer.seconds() / 60.0,
             held_out.tau(),
             percent(held_out.acceptance()),
             held_out.greedy_tau(),
             percent(held_out.agreement()),
-            held_out.confidence_error(),
         );
         self.bar.suspend(|| eprintln!("{line}"));
         self.note(json!({
