@@ -222,6 +222,7 @@ mod tests {
             cache: &mut cache,
             step_seconds: 1.0,
             row_seconds: 0.1,
+            checks_all: false,
             unread: &mut crate::Unread::default(),
         };
         merged.propose(&mut round, &[ask]).map(|mut answers| answers.remove(0))

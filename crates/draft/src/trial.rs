@@ -124,8 +124,14 @@ impl Text {
                 sequence: &sequence,
             };
             // Rows cost nothing, so that nothing is left out.
-            let mut round =
-                Round { pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.0, unread: &mut Unread::default() };
+            let mut round = Round {
+                pool,
+                cache: &mut cache,
+                step_seconds: 1.0,
+                row_seconds: 0.0,
+                checks_all: false,
+                unread: &mut Unread::default(),
+            };
             if let Some(Ok(proposal)) = drafter.propose(&mut round, &[ask])?.pop() {
                 said(anchor, &proposal);
             }

@@ -37,6 +37,11 @@ const PROPOSALS_OF_A_REQUEST: f64 = 16.0;
 /// What all requests say of a new one counts as so many proposals of its own.
 const PRIOR: f64 = 3.0;
 
+/// A drafter is asked so many times where a request begins, whatever it brings to others, if all of them take no more than this
+/// share of the answer.
+const FIRST: usize = 3;
+const FIRST_SHARE: f64 = 0.01;
+
 /// Proposals until a drafter is judged by what it brings.
 const LEARNING: f64 = 4.0;
 
@@ -105,6 +110,8 @@ struct Request {
     reading: f64,
     /// The drafter is being tried here, and has to read on first.
     trying: bool,
+    /// Times that it has said what it thinks.
+    said: usize,
     /// The step in which the drafter was asked last.
     asked: u64,
     open: Vec<Open>,
@@ -197,6 +204,11 @@ impl Rated {
         if cost <= CHEAP * worth.draft || request.is_some_and(|request| request.trying) {
             return true;
         }
+        // One text is not like another: what a drafter brings to others says little of this request.
+        let is_first = request.map_or(0, |request| request.said) < FIRST;
+        if is_first && FIRST as f64 * cost <= FIRST_SHARE * horizon * worth.draft {
+            return otherwise < cost;
+        }
         let brings = request.map_or(self.brings, |request| request.brings);
         let gain = if self.brings.count < LEARNING { outlook.gain } else { brings.or(0.0) * worth.draft };
         gain - otherwise >= cost - catching_up + catching_up / horizon
@@ -232,6 +244,7 @@ impl Rated {
             read: 0,
             reading: 0.0,
             trying: false,
+            said: 0,
             asked: 0,
             open: Vec::new(),
         })
@@ -277,6 +290,7 @@ impl Rated {
     /// nothing was, though the drafter has read all of it.
     pub(super) fn said(&mut self, ask: &Ask<'_>, said: Option<(&Tree, &Proposal)>, worth: Worth) {
         let Some(request) = self.requests.get_mut(&ask.key) else { return };
+        request.said += 1;
         match said {
             Some((tree, corrected)) => {
                 if request.open.len() == MAX_OPEN {

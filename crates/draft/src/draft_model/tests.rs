@@ -32,6 +32,7 @@ impl Tiny {
             cache: &mut cache,
             step_seconds: f64::INFINITY,
             row_seconds: 0.0,
+            checks_all: false,
             unread: &mut Unread::default(),
         };
         let answers = drafter.propose(&mut round, asks).unwrap();
@@ -269,6 +270,7 @@ fn a_chain_ends_where_more_would_not_pay() {
         cache: &mut cache,
         step_seconds: 1.0,
         row_seconds: 0.0,
+        checks_all: false,
         unread: &mut Unread::default(),
     };
     let answer = dear.propose(&mut round, &[ask(0, &tokens, 6)]).unwrap().remove(0);
@@ -304,6 +306,7 @@ fn what_it_would_come_to_follows_from_what_its_forwards_take() {
         cache: &mut cache,
         step_seconds: 1.0,
         row_seconds: 0.1,
+        checks_all: false,
         unread: &mut Unread::default(),
     };
     let tokens = text(1, 50);

@@ -34,8 +34,14 @@ fn step(
     windows: bool,
 ) -> (Proposal, Accepted) {
     let (pool, mut cache) = (Threads::new(NonZeroUsize::MIN), crate::alone::cache());
-    let mut round =
-        Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.1, unread: &mut Unread::default() };
+    let mut round = Round {
+        pool: &pool,
+        cache: &mut cache,
+        step_seconds: 1.0,
+        row_seconds: 0.1,
+        checks_all: false,
+        unread: &mut Unread::default(),
+    };
     let whole = lookahead.propose(&mut round, &[ask(tokens)]).unwrap().remove(0).unwrap();
     let kept: Vec<bool> = (0..whole.tree().len()).map(|node| node == 0 || windows || whole.is_draft(node)).collect();
     let (proposal, proposed) = whole.keep(&kept).unwrap();

@@ -232,7 +232,14 @@ impl Speculator {
         let step_seconds = self.curve.seconds(load.decodes, context) * asking as f64 / load.decodes as f64;
         let drafts = asking.saturating_mul(self.max_drafts).clamp(1, ROWS_ASIDE);
         let more = self.curve.seconds(load.rows + drafts, context) - self.curve.seconds(load.rows, context);
-        Round { pool, cache, step_seconds, row_seconds: more / drafts as f64, unread }
+        Round {
+            pool,
+            cache,
+            step_seconds,
+            row_seconds: more / drafts as f64,
+            checks_all: self.check == Check::All,
+            unread,
+        }
     }
 
     /// Drafts on a path that the lane can use; `None` if it does not decode. A last token needs none: it is sampled anyway.

@@ -126,7 +126,14 @@ impl Rounds {
     fn propose(&mut self, drafter: &mut dyn Drafter, max_drafts: usize) -> Proposal {
         let Rounds { pool, cache, sequence, tokens, prompt, .. } = self;
         cache.reserve(sequence, tokens.len() - 1 + drafter.slots_ahead()).unwrap();
-        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds: 0.0, unread: &mut Unread::default() };
+        let mut round = Round {
+            pool,
+            cache,
+            step_seconds: 1.0,
+            row_seconds: 0.0,
+            checks_all: false,
+            unread: &mut Unread::default(),
+        };
         let ask = Ask {
             key: KEY,
             tokens,
@@ -375,6 +382,7 @@ fn trees_of_features_are_those_of_the_reference() {
             cache: &mut cache,
             step_seconds: 1.0,
             row_seconds: 0.0,
+            checks_all: false,
             unread: &mut Unread::default(),
         };
         let proposal = drafter.propose(&mut lent, &[ask]).unwrap().remove(0).unwrap();

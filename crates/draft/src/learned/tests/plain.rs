@@ -306,7 +306,8 @@ impl Rounds {
     ) -> Result<Proposal, crate::Silence> {
         let Rounds { pool, cache, sequence, tokens, prompt, .. } = self;
         cache.reserve(sequence, tokens.len() - 1 + drafter.slots_ahead()).unwrap();
-        let mut round = Round { pool, cache, step_seconds: 1.0, row_seconds, unread: &mut Unread::default() };
+        let mut round =
+            Round { pool, cache, step_seconds: 1.0, row_seconds, checks_all: false, unread: &mut Unread::default() };
         let (prompt, predicted, remaining) = (*prompt, &[][..], 1000);
         let ask = Ask { key: KEY, tokens, prompt, predicted, max_drafts, remaining, choose, sequence };
         drafter.propose(&mut round, &[ask]).unwrap().remove(0)

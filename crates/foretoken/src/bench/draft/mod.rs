@@ -189,6 +189,7 @@ impl Contestant {
             cache: &mut self.cache,
             step_seconds: 1.0,
             row_seconds: 1.0,
+            checks_all: false,
             unread: &mut Unread::default(),
         };
         let ask = Ask {
