@@ -86,7 +86,7 @@ fn figures_add_up_and_no_token_changes() {
 
     let page = fs::read_to_string(html).unwrap();
     assert!(page.contains("&lt;other&gt;") && !page.contains("<other>"));
-    assert!(page.matches("<svg").count() == 2 * 8 && !page.contains("NaN"));
+    assert!(page.matches("<svg").count() == 2 * 9 && !page.contains("NaN"));
 }
 
 #[test]
