@@ -17,8 +17,10 @@ use super::workload::Workload;
 pub(crate) const STREAMS: u64 = 8;
 /// Events of each of them before it does.
 const LEAD: usize = 8;
-/// Tokens of the answers that it meets at least, where the load's own would end before the long prompt is computed.
+/// Tokens of the answers that it meets at least, and at most: twice as many are asked for as often as they end before the long
+/// prompt is computed.
 const STREAM: u64 = 512;
+const LONGEST: u64 = 4096;
 
 /// Tokens that answer the long prompt: enough for some text.
 const ANSWER: u64 = 8;
@@ -66,15 +68,29 @@ pub(crate) async fn measure(
     (tokens, rounds): (usize, u64),
 ) -> Result<Setting> {
     let mut setting = Setting { name: name.to_owned(), row_budget, streams: STREAMS, rounds: Vec::new() };
-    for round in 0..rounds {
+    let (mut length, mut arrivals) = (workload.params().max_tokens.max(STREAM), 0);
+    while (setting.rounds.len() as u64) < rounds {
         // Far from the numbers of other requests.
-        let first = (1 << 40) + round * (STREAMS + 1);
-        setting.rounds.push(arrival(client, workload, tokens, first).await?);
+        let first = (1 << 40) + arrivals * (STREAMS + 1);
+        arrivals += 1;
+        match arrival((client, workload), length, tokens, first).await? {
+            Some(round) => setting.rounds.push(round),
+            None if 2 * length <= LONGEST => length *= 2,
+            None => {
+                bail!("a stream of {length} tokens ended before the long prompt was answered: try a shorter prompt")
+            }
+        }
     }
     Ok(setting)
 }
 
-async fn arrival(client: &Arc<Client>, workload: &Arc<Workload>, tokens: usize, first: u64) -> Result<Round> {
+/// One arrival; `None`: a stream of `length` tokens ended too early.
+async fn arrival(
+    (client, workload): (&Arc<Client>, &Arc<Workload>),
+    length: u64,
+    tokens: usize,
+    first: u64,
+) -> Result<Option<Round>> {
     let (sender, mut under_way) = mpsc::unbounded_channel();
     let mut streams = JoinSet::new();
     for number in first..first + STREAMS {
@@ -87,7 +103,7 @@ async fn arrival(client: &Arc<Client>, workload: &Arc<Workload>, tokens: usize, 
                     let _ = sender.send(());
                 }
             };
-            let body = workload.body_up_to(number, workload.params().max_tokens.max(STREAM));
+            let body = workload.body_up_to(number, length);
             client.ask_watched(workload.path(), body, watch).await
         });
     }
@@ -110,15 +126,15 @@ fn failed(what: &str, failure: Failure) -> anyhow::Error {
     anyhow!("{what} failed: {}: {}", failure.kind, failure.message)
 }
 
-/// What `long` did to `streams`.
-fn compare(streams: &[Answer], long: &Answer) -> Result<Round> {
+/// What `long` did to `streams`; `None`: one of them ended before it was answered.
+fn compare(streams: &[Answer], long: &Answer) -> Result<Option<Round>> {
     let Some(&first) = long.events.first() else { bail!("the long prompt was answered without text") };
     let (mut before, mut during, mut gaps_ms) = (0f64, 0f64, Vec::new());
     // Until then they waited for each other's prompts.
     let all_decode = streams.iter().filter_map(|stream| stream.events.first()).max().copied();
     for stream in streams {
         if stream.events.len() < LEAD || stream.events.last().is_none_or(|&last| last < first) {
-            bail!("a stream ended before the long prompt was answered: let them go on longer with --max-tokens");
+            return Ok(None);
         }
         for pair in stream.events.windows(2) {
             let (begin, end) = (pair[0], pair[1]);
@@ -131,13 +147,13 @@ fn compare(streams: &[Answer], long: &Answer) -> Result<Round> {
             }
         }
     }
-    Ok(Round {
+    Ok(Some(Round {
         prompt_tokens: long.usage.prompt,
         ttft_ms: ms_since(long.sent, first),
         gap_before_ms: before,
         gap_during_ms: during,
         gaps_ms,
-    })
+    }))
 }
 
 /// Milliseconds from `start` to `moment`, below zero if it was before.
@@ -167,16 +183,16 @@ mod tests {
         let lead = [0, 10, 20, 30, 40, 50, 60, 90];
         let stream = answer(0, &[&lead[..], &[140, 150, 1000]].concat());
         let long = answer(100, &[145, 160]);
-        let round = compare(std::slice::from_ref(&stream), &long).unwrap();
+        let round = compare(std::slice::from_ref(&stream), &long).unwrap().unwrap();
         assert_eq!((round.gap_before_ms, round.gap_during_ms, round.ttft_ms), (30.0, 50.0, 45.0));
         assert_eq!((round.gaps_ms.len(), round.gaps_ms[0], round.gaps_ms[9]), (10, (-90.0, 10.0), (900.0, 850.0)));
 
         // The gap of 45 ms lies before the second stream has begun.
         let early = answer(0, &[0, 45, 50, 60, 70, 80, 85, 90, 150]);
         let second = answer(0, &[46, 50, 55, 60, 65, 70, 75, 80, 150]);
-        assert_eq!(compare(&[early, second], &long).unwrap().gap_before_ms, 10.0);
+        assert_eq!(compare(&[early, second], &long).unwrap().unwrap().gap_before_ms, 10.0);
 
         let late = answer(100, &[2000]);
-        assert!(compare(&[stream], &late).unwrap_err().to_string().contains("--max-tokens"));
+        assert!(compare(&[stream], &late).unwrap().is_none());
     }
 }
