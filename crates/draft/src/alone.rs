@@ -1,9 +1,11 @@
 //! What a drafter is lent in tests where nothing is in the target's pages.
 
-use kernels::KvFormat;
+use std::num::NonZeroUsize;
+
+use kernels::{KvFormat, Pool};
 use kv::{KvCache, Layout, Sequence};
 
-use crate::{Ask, Greedy, Key};
+use crate::{Ask, Greedy, Key, Round, Unread};
 
 /// A sequence of nothing.
 pub(crate) static NOWHERE: Sequence = Sequence::new();
@@ -11,6 +13,25 @@ pub(crate) static NOWHERE: Sequence = Sequence::new();
 /// A cache that nobody looks into.
 pub(crate) fn cache() -> KvCache {
     KvCache::new(Layout { layers: 1, kv_heads: 1, head_dim: 2, format: KvFormat::F16 }, 1)
+}
+
+/// What a round lends.
+pub(crate) struct Lent {
+    pool: Pool,
+    cache: KvCache,
+    unread: Unread,
+}
+
+impl Lent {
+    pub(crate) fn new() -> Lent {
+        Lent { pool: Pool::new(NonZeroUsize::MIN), cache: cache(), unread: Unread::default() }
+    }
+
+    /// A round in which a step and a row take so many seconds.
+    pub(crate) fn round(&mut self, step_seconds: f64, row_seconds: f64) -> Round<'_> {
+        let Lent { pool, cache, unread } = self;
+        Round { pool, cache, step_seconds, row_seconds, checks_all: false, unread }
+    }
 }
 
 /// A greedy request of these tokens, the first of which are its prompt.

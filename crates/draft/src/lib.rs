@@ -33,7 +33,7 @@ pub use ngram::{Ngram, NgramOptions, Occurrence};
 pub use predicted::Predicted;
 pub use suffix::{Suffix, SuffixOptions};
 pub use trial::{Text, TrialError};
-pub use unread::{Unread, UnreadRows, joined};
+pub use unread::{Unread, UnreadRows};
 
 use kernels::Pool;
 use kv::{KvCache, Sequence};

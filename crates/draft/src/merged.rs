@@ -156,10 +156,8 @@ fn tell(drafter: &mut dyn Drafter, nodes: &[usize], key: Key, verdict: &Verdict<
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::num::NonZeroUsize;
     use std::sync::{Arc, Mutex};
 
-    use kernels::Pool;
     use proptest::prelude::*;
     use spec::{Opinion, Tree};
 
@@ -216,15 +214,8 @@ mod tests {
 
     fn propose(merged: &mut Merged) -> Result<Result<Proposal, Silence>, DraftError> {
         let ask = Ask { key: KEY, ..crate::alone::ask(&[9]) };
-        let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
-        let mut round = Round {
-            pool: &pool,
-            cache: &mut cache,
-            step_seconds: 1.0,
-            row_seconds: 0.1,
-            checks_all: false,
-            unread: &mut crate::Unread::default(),
-        };
+        let mut lent = crate::alone::Lent::new();
+        let mut round = lent.round(1.0, 0.1);
         merged.propose(&mut round, &[ask]).map(|mut answers| answers.remove(0))
     }
 

@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 
+use kernels::Pool;
+use kv::{KvCache, Sequence};
 use model::{Logits, Segment, Tap, Visibility};
 
 use crate::{Ask, Computed, DraftError, Drafter, Key, Round};
@@ -50,6 +52,27 @@ impl Unread {
         rows.count += 1;
     }
 
+    /// Hands a drafter rows that waited, each with the sequence and the tokens of its request.
+    ///
+    /// # Errors
+    ///
+    /// [`DraftError`] when it could not read them.
+    pub fn hand(
+        &self,
+        drafter: &mut dyn Drafter,
+        (pool, cache): (&Pool, &mut KvCache),
+        rows: &[(&Sequence, &[u32], UnreadRows)],
+    ) -> Result<(), DraftError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let batch: Vec<Segment<'_>> =
+            rows.iter().map(|(sequence, tokens, rows)| rows.segment(sequence, tokens)).collect();
+        let states = joined(rows.iter().map(|(.., rows)| rows));
+        let taps: Vec<(Tap, &[f32])> = self.taps.iter().copied().zip(states.iter().map(Vec::as_slice)).collect();
+        drafter.computed(&mut Computed { pool, cache, taps: &taps, batch: &batch })
+    }
+
     /// Takes the waiting rows of a request; they are read now, or never.
     pub fn take(&mut self, key: Key) -> Option<UnreadRows> {
         self.rows.remove(&key)
@@ -73,7 +96,7 @@ impl UnreadRows {
     }
 
     /// The rows as a part of a batch, of a request with these `tokens`.
-    pub fn segment<'a>(&self, sequence: &'a kv::Sequence, tokens: &'a [u32]) -> Segment<'a> {
+    fn segment<'a>(&self, sequence: &'a Sequence, tokens: &'a [u32]) -> Segment<'a> {
         Segment {
             sequence,
             start: self.start,
@@ -86,19 +109,13 @@ impl UnreadRows {
 
 /// Hands a drafter that reads what waits of the requests that it is asked about.
 pub(crate) fn catch_up(drafter: &mut dyn Drafter, round: &mut Round<'_>, asks: &[Ask<'_>]) -> Result<(), DraftError> {
-    let rows: Vec<(&Ask<'_>, UnreadRows)> =
-        asks.iter().filter_map(|ask| Some((ask, round.unread.take(ask.key)?))).collect();
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let batch: Vec<Segment<'_>> = rows.iter().map(|(ask, rows)| rows.segment(ask.sequence, ask.tokens)).collect();
-    let states = joined(rows.iter().map(|(_, rows)| rows));
-    let taps: Vec<(Tap, &[f32])> = round.unread.taps.iter().copied().zip(states.iter().map(Vec::as_slice)).collect();
-    drafter.computed(&mut Computed { pool: round.pool, cache: &mut *round.cache, taps: &taps, batch: &batch })
+    let rows: Vec<(&Sequence, &[u32], UnreadRows)> =
+        asks.iter().filter_map(|ask| Some((ask.sequence, ask.tokens, round.unread.take(ask.key)?))).collect();
+    round.unread.hand(drafter, (round.pool, &mut *round.cache), &rows)
 }
 
 /// The hidden states of several requests' rows, one after the other, for each tap.
-pub fn joined<'r>(rows: impl Iterator<Item = &'r UnreadRows>) -> Vec<Vec<f32>> {
+fn joined<'r>(rows: impl Iterator<Item = &'r UnreadRows>) -> Vec<Vec<f32>> {
     let mut all: Vec<Vec<f32>> = Vec::new();
     for rows in rows {
         all.resize_with(all.len().max(rows.states.len()), Vec::new);

@@ -317,15 +317,8 @@ fn how_sure_a_drafter_is_tells_more_than_it_says() {
     // What it calls 0.8 stands in 9 of 10, and what it calls 0.6 in 1 of 10.
     let mut rated = Rated::new(Box::new(Parrot::new(1, &Clock::default(), 0.0)));
     let worth = Worth { draft: 1.0, row: 0.1 };
-    let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
-    let mut round = Round {
-        pool: &pool,
-        cache: &mut cache,
-        step_seconds: 1.0,
-        row_seconds: 0.1,
-        checks_all: false,
-        unread: &mut Unread::default(),
-    };
+    let mut lent = crate::alone::Lent::new();
+    let mut round = lent.round(1.0, 0.1);
     let draft = |said| crate::chain(9, [(1, said)]).unwrap();
     for i in 0..2000 {
         rated.propose(&mut round, &[ask(i, &[9], &Greedy)], i, &mut || 0.0).unwrap();
@@ -345,10 +338,8 @@ fn what_is_checked_in_vain_is_a_cost() {
     for (seconds, pays) in [(0.25, false), (0.15, true)] {
         let mut rated = Rated::new(Box::new(Parrot::new(1, &Clock::default(), 0.0)));
         let worth = Worth { draft: 1.0, row: 0.2 };
-        let (pool, mut cache) = (Pool::new(NonZeroUsize::MIN), crate::alone::cache());
-        let unread = &mut Unread::default();
-        let mut round =
-            Round { pool: &pool, cache: &mut cache, step_seconds: 1.0, row_seconds: 0.2, checks_all: false, unread };
+        let mut lent = crate::alone::Lent::new();
+        let mut round = lent.round(1.0, 0.2);
         let (said, mut now) = (crate::chain(9, [(1, 0.4)]).unwrap(), 0.0);
         for i in 0..300 {
             let mut clock = || {
@@ -376,16 +367,8 @@ fn a_probe_earns_its_worth_and_teaches_nothing() {
     let mut proposal = crate::chain(9, [(1, 0.5)]).unwrap();
     let probe = proposal.add_probe(0, 2, 0.25, true).unwrap();
     let worth = Worth { draft: 1.0, row: 0.125 };
-    let pool = Pool::new(NonZeroUsize::MIN);
-    let mut cache = crate::alone::cache();
-    let mut round = Round {
-        pool: &pool,
-        cache: &mut cache,
-        step_seconds: 1.0,
-        row_seconds: 0.125,
-        checks_all: false,
-        unread: &mut Unread::default(),
-    };
+    let mut lent = crate::alone::Lent::new();
+    let mut round = lent.round(1.0, 0.125);
     rated.propose(&mut round, &[ask(0, &[9], &Greedy)], 1, &mut || 0.0).unwrap();
     for _ in 0..100 {
         assert!((rated.gain(&rated.correct(key(0), &proposal), worth, false) - 0.5).abs() < 1e-12);

@@ -2,14 +2,12 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::num::NonZeroUsize;
 
-use kernels::Pool as Threads;
 use proptest::prelude::*;
 use spec::Accepted;
 
 use super::*;
-use crate::{Greedy, Unread};
+use crate::Greedy;
 
 const KEY: Key = Key { request: 0, choice: 0 };
 
@@ -33,15 +31,8 @@ fn step(
     says: impl Fn(&[u32]) -> u32,
     windows: bool,
 ) -> (Proposal, Accepted) {
-    let (pool, mut cache) = (Threads::new(NonZeroUsize::MIN), crate::alone::cache());
-    let mut round = Round {
-        pool: &pool,
-        cache: &mut cache,
-        step_seconds: 1.0,
-        row_seconds: 0.1,
-        checks_all: false,
-        unread: &mut Unread::default(),
-    };
+    let mut lent = crate::alone::Lent::new();
+    let mut round = lent.round(1.0, 0.1);
     let whole = lookahead.propose(&mut round, &[ask(tokens)]).unwrap().remove(0).unwrap();
     let kept: Vec<bool> = (0..whole.tree().len()).map(|node| node == 0 || windows || whole.is_draft(node)).collect();
     let (proposal, proposed) = whole.keep(&kept).unwrap();

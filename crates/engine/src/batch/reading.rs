@@ -3,9 +3,9 @@
 //! Rows of prompts are read at once. Those of requests that decode wait until the drafter is asked about them, or until their
 //! page is full: one that is not asked then costs hardly anything. What a drafter makes of rows may not enter.
 
-use draft::{Computed, DraftError, Drafter, Key, Unread, UnreadRows, joined};
+use draft::{Computed, DraftError, Drafter, Key, Unread, UnreadRows};
 use kernels::{PAGE, Pool};
-use kv::KvCache;
+use kv::{KvCache, Sequence};
 use model::{Output, Segment, Tap};
 
 use super::lane::Lane;
@@ -74,14 +74,14 @@ impl Reading {
                         self.drafts.push((key, part(first + 1, count - 1).map(<[f32]>::to_vec).collect()));
                     }
                     if (lane.computed + 1).is_multiple_of(PAGE) {
-                        due.extend(self.unread.take(key).map(|rows| (lane, rows)));
+                        due.extend(self.unread.take(key).map(|rows| of(lane, rows)));
                     }
                 }
-                None => due.push((lane, UnreadRows::new(segment.start, count, part(first, count)))),
+                None => due.push(of(lane, UnreadRows::new(segment.start, count, part(first, count)))),
             }
             first += count;
         }
-        self.hand(drafter, (pool, cache), &due)
+        self.unread.hand(drafter, (pool, cache), &due)
     }
 
     /// Takes the accepted drafts of a lane, whose committed tokens were `before` in the cache and now are more.
@@ -101,8 +101,8 @@ impl Reading {
         }
         match before / PAGE < lane.computed / PAGE {
             true => {
-                let due = self.unread.take(key).map(|rows| (lane, rows));
-                self.hand(drafter, lent, due.as_slice())
+                let due = self.unread.take(key).map(|rows| of(lane, rows));
+                self.unread.hand(drafter, lent, due.as_slice())
             }
             false => Ok(()),
         }
@@ -112,22 +112,11 @@ impl Reading {
     pub(super) fn forget(&mut self, key: Key) {
         self.unread.take(key);
     }
+}
 
-    fn hand(
-        &self,
-        drafter: &mut dyn Drafter,
-        (pool, cache): (&Pool, &mut KvCache),
-        rows: &[(&Lane, UnreadRows)],
-    ) -> Result<(), DraftError> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let batch: Vec<Segment<'_>> =
-            rows.iter().map(|(lane, rows)| rows.segment(&lane.sequence, lane.tokens())).collect();
-        let states = joined(rows.iter().map(|(_, rows)| rows));
-        let taps: Vec<(Tap, &[f32])> = self.taps.iter().copied().zip(states.iter().map(Vec::as_slice)).collect();
-        drafter.computed(&mut Computed { pool, cache, taps: &taps, batch: &batch })
-    }
+/// Rows with what they are of.
+fn of(lane: &Lane, rows: UnreadRows) -> (&Sequence, &[u32], UnreadRows) {
+    (&lane.sequence, lane.tokens(), rows)
 }
 
 /// The one choice of a lane that decodes.
